@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...errors import CarryallWarning, CheckpointError, UnsupportedModelError
-from .vocabulary import Merges, with_vocabulary, write_vocabulary
+from .text_table import PartHashes, TextTable, begins_of, packed
+from .vocabulary import Merges, Scores, Vocabulary
 
-Numbers = npt.NDArray[np.int64]
 TOKENIZER_FILE = "tokenizer.json"
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # token types; 1 is normal, 6 a byte
-_HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
-_HASH_BITS = 24
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -71,24 +68,23 @@ class GgufTokenizer:
 
     Args:
         content: of tokenizer.json, without the tokens and merges of its model.
-        tokens: by id.
-        merges: see ``with_vocabulary``.
+        vocabulary: these.
         settings: content of the other files by name.
     """
 
     content: dict[str, Any]
-    tokens: Sequence[str]
-    merges: Merges
+    vocabulary: Vocabulary
     settings: dict[str, str]
 
     def files(self) -> dict[str, str]:
         """Return the content of tokenizer.json, tokenizer_config.json and generation_config.json by name."""
-        whole = with_vocabulary(self.content, self.tokens, self.merges)
+        vocab, merges = self.vocabulary.model()
+        whole = {**self.content, "model": {**self.content["model"], "vocab": vocab, "merges": merges}}
         return {TOKENIZER_FILE: json.dumps(whole, ensure_ascii=False), **self.settings}
 
     def write_to_open(self, folder: Path) -> dict[str, str]:
-        """Write the tokens as ``vocabulary.safetensors``; return the content of the other files by name."""
-        write_vocabulary(folder, self.tokens, self.merges)
+        """Write ``vocabulary.safetensors``; return the content of the other files by name."""
+        self.vocabulary.write(folder)
         return {TOKENIZER_FILE: json.dumps(self.content, ensure_ascii=False), **self.settings}
 
 
@@ -105,10 +101,12 @@ def gguf_tokenizer(metadata: Mapping[str, Any], vocab_size: int) -> GgufTokenize
     """
     tokens, types = _vocabulary(metadata, vocab_size)
     kind = metadata.get("tokenizer.ggml.model")
+    table = TextTable.of(tokens)
     if kind == "gpt2":
-        tokenizer, merges = _byte_level(metadata, tokens)
+        tokenizer, vocabulary = _byte_level(metadata), Vocabulary(table, _merges(metadata, table), None)
     elif kind == "llama":
-        tokenizer, merges = _sentencepiece(metadata, tokens)
+        tokenizer = _sentencepiece(metadata, tokens)
+        vocabulary = Vocabulary(table, None, _scores(metadata, len(tokens)))
     else:
         raise UnsupportedModelError(
             f"the GGUF file has a tokenizer of the kind '{kind}'; gpt2 (byte-level BPE) and llama "
@@ -137,7 +135,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], vocab_size: int) -> GgufTokenize
         "tokenizer_config.json": json.dumps(_settings(metadata, tokens), ensure_ascii=False),
         "generation_config.json": json.dumps(_ends(metadata, tokens)),
     }
-    return GgufTokenizer(content, tokens, merges, settings)
+    return GgufTokenizer(content, vocabulary, settings)
 
 
 def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
@@ -155,21 +153,32 @@ def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str]
     return tokens, types
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tokenizer, Merges]:
-    """Return a byte-level BPE tokenizer without tokens, and the file's merges."""
+def _merges(metadata: Mapping[str, Any], tokens: TextTable) -> Merges:
+    """Return the merges that the file lists, which are texts such as ``a bc``."""
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
-    ids = {token: number for number, token in enumerate(tokens)}
-    pairs = np.empty((len(merges), 2), np.int32)
-    for number, merge in enumerate(merges):
-        left, _, right = merge.partition(" ")
-        if left not in ids or right not in ids or left + right not in ids:
-            raise CheckpointError(
-                f"the GGUF file's tokenizer is damaged: it merges {left!r} and {right!r}, but these or their "
-                "sum are no tokens"
-            )
-        pairs[number] = ids[left], ids[right]
+    data, ends = packed(merges)
+    spaces = np.flatnonzero(data == ord(" "))
+    middles = spaces[np.searchsorted(spaces, begins_of(ends))]
+    before = np.arange(len(merges))  # each text has lost its space, and those before it
+    begins, middles, ends = begins_of(ends) - before, middles - before, ends - before - 1
+    parts = PartHashes(np.delete(data, middles + before))
+    lefts, rights, wholes = (
+        tokens.find(parts.of(first, last))
+        for first, last in ((begins, middles), (middles, ends), (begins, ends))
+    )
+    for number in np.flatnonzero((lefts < 0) | (rights < 0) | (wholes < 0))[:1].tolist():
+        left, _, right = merges[number].partition(" ")
+        raise CheckpointError(
+            f"the GGUF file's tokenizer is damaged: it merges {left!r} and {right!r}, but these or their "
+            "sum are no tokens"
+        )
+    return Merges(np.stack([lefts, rights], axis=1), wholes)
+
+
+def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Return a byte-level BPE tokenizer without tokens."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=_pre_name(metadata) in _WHOLE_WORDS))
     if "tokenizer.ggml.pre" not in metadata:
         text = (
@@ -179,7 +188,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tok
         warnings.warn(text, CarryallWarning, stacklevel=2)
     tokenizer.pre_tokenizer = _pre_tokenizer(_pre_name(metadata))
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, pairs
+    return tokenizer
 
 
 def _pre_name(metadata: Mapping[str, Any]) -> str:
@@ -208,11 +217,15 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, bytes_only])
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[Tokenizer, Merges]:
-    """Return a SentencePiece BPE tokenizer without tokens, and merges by the score of the merged token."""
+def _scores(metadata: Mapping[str, Any], count: int) -> Scores:
     scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    if not isinstance(scores, list) or len(scores) != count:
         raise CheckpointError("the GGUF file has no 'tokenizer.ggml.scores' for its tokens")
+    return np.asarray(scores, np.float32)
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
+    """Return a SentencePiece BPE tokenizer without tokens."""
     unknown = _token(metadata, tokens, "unknown")
     tokenizer = Tokenizer(models.BPE(unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
@@ -222,60 +235,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tuple[
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
-    return tokenizer, _merges(tokens, scores)
-
-
-def _merges(tokens: Sequence[str], scores: Sequence[float]) -> Merges:
-    """Return all pairs of tokens whose concatenation is a token, best score first, equal scores by number."""
-    ids = {token: number for number, token in enumerate(tokens)}
-    found = [
-        (number, left, right)
-        for number, cut in _likely_cuts(tokens)
-        if (left := ids.get(tokens[number][:cut])) is not None
-        and (right := ids.get(tokens[number][cut:])) is not None
-    ]
-    numbers, lefts, rights = np.array(found, np.int32).reshape(-1, 3).T
-    order = np.lexsort((lefts, numbers, -np.asarray(scores, np.float64)[numbers]))
-    return np.stack([lefts, rights], axis=1)[order]
-
-
-def _likely_cuts(tokens: Sequence[str]) -> Iterable[tuple[int, int]]:
-    """Yield (token number, length of the left part) of all cuts into two tokens, and of a few others.
-
-    A vocabulary of 262,144 tokens has 2 million cuts, too many to look up one by one. Here the polynomial
-    hash modulo 2**64 of each part, a difference of two prefix sums, is looked up in a table of the hashes of
-    all tokens by their upper bits. Equal texts have equal hashes, so no cut is missed; unequal texts may.
-    """
-    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    points = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    sums = np.zeros(len(points) + 1, np.uint64)
-    np.cumsum((points + np.uint64(1)) * _powers(_HASH_BASE, len(points)), out=sums[1:])
-    inverses = _powers(pow(_HASH_BASE, -1, 2**64), len(points) + 1)
-
-    def slots(begin: Numbers, end: Numbers) -> Numbers:
-        """Return the slots of the texts between positions of the joined tokens."""
-        hashes = (sums[end] - sums[begin]) * inverses[begin]
-        return (hashes >> np.uint64(64 - _HASH_BITS)).astype(np.int64)
-
-    table = np.zeros(2**_HASH_BITS, bool)
-    table[slots(starts, ends)] = True
-    cuts = np.maximum(lengths - 1, 0)
-    owners = np.repeat(np.arange(len(tokens)), cuts)
-    middles = np.arange(len(owners)) - np.repeat(np.cumsum(cuts) - cuts, cuts) + 1 + starts[owners]
-    likely = table[slots(starts[owners], middles)]
-    owners, middles = owners[likely], middles[likely]
-    likely = table[slots(middles, ends[owners])]
-    owners, middles = owners[likely], middles[likely]
-    return zip(owners.tolist(), (middles - starts[owners]).tolist(), strict=True)
-
-
-def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
-    """Return base**0 to base**(count - 1) modulo 2**64."""
-    powers = np.full(count, base, np.uint64)
-    powers[:1] = 1
-    return powers.cumprod(dtype=np.uint64)
+    return tokenizer
 
 
 def _token(metadata: Mapping[str, Any], tokens: Sequence[str], which: str) -> str | None:

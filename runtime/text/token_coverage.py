@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ...exporter.gguf.vocabulary import StoredTokenizer
+
 # NFC and NFD map at most 3 bytes to 1, for instance KELVIN SIGN to K; a test checks all of Unicode.
 _SHRINKS = {"NFC": 3, "NFD": 3}
 # Normalizers, besides ``Replace``, that never remove bytes; and pre-tokenizers that split and remove nothing.
@@ -33,7 +35,7 @@ class Coverage:
         return sum(len(word.encode()) for word in text.split()) if self.strips else len(text.encode())
 
 
-def coverage(tokenizer: Tokenizer) -> Coverage | None:
+def coverage(tokenizer: Tokenizer | StoredTokenizer) -> Coverage | None:
     """Return the bound of a tokenizer; None if a token may cover any amount of text."""
     normalizers, cutters = list(_parts(tokenizer.normalizer)), list(_parts(tokenizer.pre_tokenizer))
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)

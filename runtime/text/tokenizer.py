@@ -14,11 +14,10 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 
 from ...errors import PackageError, RequestError
-from ...exporter.gguf.vocabulary import VOCABULARY_FILE, open_with_vocabulary
+from ...exporter.gguf.vocabulary import VOCABULARY_FILE, StoredTokenizer, Vocabulary
 from ...options import shown
 from ...storage.texts import read_text
 from ..process.at_exit import NATIVE
-from ..process.garbage import collector_paused
 from .special_texts import SpecialTexts
 from .token_coverage import Coverage, coverage
 
@@ -52,10 +51,10 @@ _LONG = threading.Lock()
 _REPLACED = "\ufffd"
 
 
-def _opened(path: Path) -> _Tokenizer:
+def _opened(path: Path) -> _Tokenizer | StoredTokenizer:
     if (path.parent / VOCABULARY_FILE).is_file():
-        with collector_paused():
-            return open_with_vocabulary(path.parent, json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return StoredTokenizer(content, Vocabulary.read(path.parent))
     return _Tokenizer.from_file(str(path))
 
 
@@ -96,6 +95,11 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """The ids of all tokens, including added ones."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    def read_all(self) -> None:
+        """Read all tokens now: a service would otherwise stop for up to 0.9 s between two steps later."""
+        if isinstance(self._tokenizer, StoredTokenizer):
+            _ = self._tokenizer.whole
 
     def to_json(self) -> str:
         """Return the content of ``tokenizer.json``, without truncation and padding."""

@@ -79,6 +79,8 @@ def load_served_model(
         raise
     if warm_up:
         asyncio.run(_warm_up(llm))
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.read_all()
         if loaded.chat_template.names and loaded.tokenizer is not None:
             asyncio.run(_warm_up_chats(llm))
     if not loaded.defaults.says_how:

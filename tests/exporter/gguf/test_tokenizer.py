@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from carryall.errors import CarryallWarning, CheckpointError, PackageError
-from carryall.exporter.gguf.tokenizer import gguf_tokenizer
+from carryall.errors import CarryallWarning, CheckpointError, PackageError, RequestError
+from carryall.exporter.gguf.tokenizer import GgufTokenizer, gguf_tokenizer
 from carryall.exporter.gguf.vocabulary import VOCABULARY_FILE
 from carryall.runtime.text.tokenizer import Tokenizer as TextTokenizer
 
@@ -112,36 +112,98 @@ def test_sentencepiece_merges_are_all_pairs_of_tokens_that_make_a_token(scores: 
     assert content["model"]["merges"] == [list(pair) for pair in pairs]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_the_form_that_opens_quickly_is_the_same_tokenizer(kind: str, tmp_path: Path) -> None:
-    special = ["<s>", "</s>", "<|tool|>", "\n\n", "\u2581\u2581"]
+FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
+KINDS = ["gpt2", "llama", "llama without a space before"]
+
+
+def _small(kind: str) -> GgufTokenizer:
+    """Return a tokenizer with added tokens that contain others, spaces and line breaks."""
+    special = ["<s>", "</s>", "<|tool|>", "<|tool", "\n\n", "\u2581\u2581"]
     words = (
-        [*BYTES, *WORDS, "\U0001f600", *special]
+        [*BYTES, "ab", "abc", "bc", "\u0120a", "\u0120ab", "\u00c3\u00a9", "xyz", *special]
         if kind == "gpt2"
-        else [*"abcxyz\u2581", *WORDS, "<0x0A>", *special]
+        else [*"abcxyz\u2581\u00e9", "ab", "abc", "bc", "\u2581a", "\u2581ab", *FALLBACK, "<unk>", *special]
     )
     tokens = list(dict.fromkeys(words))
     types = [3 if token in special[:2] else 4 if token in special else 1 for token in tokens]
     metadata = {
-        "model": kind,
+        "model": kind.split()[0],
         "pre": "qwen2",
         "tokens": tokens,
         "token_type": types,
-        "merges": ["a b", "ab c"],
-        "scores": [-float(number) for number in range(len(tokens))],
+        "merges": ["b c", "a b", "\u0120 a", "ab c", "\u0120a b", "\u00c3 \u00a9"],
+        "scores": [-float(number % 7) for number in range(len(tokens))],
         "bos_token_id": tokens.index("<s>"),
+        "add_space_prefix": kind == "llama",
     }
-    tokenizer = gguf_tokenizer({f"tokenizer.ggml.{k}": v for k, v in metadata.items()}, len(tokens))
-    for name, folder in (("whole", tokenizer.files()), ("quick", tokenizer.write_to_open(tmp_path))):
-        (tmp_path / name).mkdir()
-        for file, content in folder.items():
-            (tmp_path / name / file).write_text(content, encoding="utf-8")
-    (tmp_path / VOCABULARY_FILE).rename(tmp_path / "quick" / VOCABULARY_FILE)
-    whole, quick = (TextTokenizer(tmp_path / name) for name in ("whole", "quick"))
-    assert json.loads(quick.to_json()) == json.loads(whole.to_json())
-    text = "ab abc  xyz\n\n<|tool|></s> é\U0001f600"
-    assert quick.encode(text) == whole.encode(text)
-    assert quick.special_token_ids == whole.special_token_ids
+    if kind != "gpt2":
+        metadata["unknown_token_id"] = tokens.index("<unk>")
+    return gguf_tokenizer({f"tokenizer.ggml.{k}": v for k, v in metadata.items()}, len(tokens))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of one tokenizer: of a package, and of a model that runs in place."""
+    tokenizer, root = _small(request.param), tmp_path_factory.mktemp("forms")
+    folders = root / "whole", root / "stored"
+    for folder in folders:
+        folder.mkdir()
+    for folder, files in zip(folders, (tokenizer.files(), tokenizer.write_to_open(folders[1])), strict=True):
+        for file, content in files.items():
+            (folder / file).write_text(content, encoding="utf-8")
+    return folders
+
+
+def test_the_form_that_opens_quickly_is_the_same_tokenizer(forms: tuple[Path, Path]) -> None:
+    whole, stored = (TextTokenizer(folder) for folder in forms)
+    assert stored.vocabulary == whole.vocabulary
+    assert stored.vocab_size == whole.vocab_size
+    assert stored.special_token_ids == whole.special_token_ids
+    assert stored.coverage == whole.coverage
+    assert json.loads(stored.to_json()) == json.loads(whole.to_json())
+
+
+PIECES = [
+    *"abcxyz",
+    "ab",
+    "bc",
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    "<|tool|>",
+    "<|tool",
+    "|>",
+    "</s>",
+    "\u2581",
+    "é",
+    "\U0001f600",
+]
+
+
+@given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), min_size=1, max_size=4))
+def test_tokens_of_parts_of_the_vocabulary_are_those_of_all(
+    forms: tuple[Path, Path], texts: list[str]
+) -> None:
+    """Tokens that a text needs are added text by text."""
+    whole, stored = (TextTokenizer(folder) for folder in forms)
+    for text in texts:
+        tokens = stored.encode(text)
+        assert tokens == whole.encode(text)
+        for skip in (False, True):
+            found = stored.decode(tokens, skip_special_tokens=skip)
+            assert found == whole.decode(tokens, skip_special_tokens=skip)
+        assert all(stored.token_id(token) == number for token, number in whole.vocabulary.items())
+
+
+def test_after_long_texts_all_tokens_are_read(forms: tuple[Path, Path]) -> None:
+    whole, stored = (TextTokenizer(folder) for folder in forms)
+    for text in ("ab " * 700, "abc<|tool|>" * 2000, "x", "yz " * 16_000, "é \n\n ab"):
+        assert stored.encode(text) == whole.encode(text)
+    assert stored.decode([0, 10**6]) == whole.decode([0, 10**6])
+    for wrong in ([-1], ["a"], [1.5]):
+        with pytest.raises(RequestError, match="integers of at least 0"):
+            stored.decode(wrong)  # type: ignore[arg-type]
 
 
 def test_a_damaged_vocabulary_is_told(tmp_path: Path) -> None:
