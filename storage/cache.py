@@ -150,6 +150,8 @@ def _publish(scratch: Path, folder: Path) -> None:
     except OSError:  # another process was faster
         if _damage(folder) is not None:
             raise
+    else:
+        _damage(folder)  # its hashes, computed for the record, are now known under its name
 
 
 def sweep_deleted(parent: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from carryall.errors import UsageError
-from carryall.storage import cache
+from carryall.storage import cache, hashes
 from carryall.storage.cache import cache_key, cached_folder, discard, sweep_deleted
 from carryall.storage.root import cache_root
 
@@ -77,6 +77,16 @@ def test_touching_a_file_does_not_damage_it() -> None:
     build = Builder()
     os.utime(cached_folder("kind", "key", build) / "a.bin", (1, 1))
     cached_folder("kind", "key", build)
+    assert build.calls == 1
+
+
+def test_what_is_built_is_hashed_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that opens it next knows its hashes."""
+    build = Builder()
+    folder = cached_folder("kind", "key", build)
+    monkeypatch.setattr(hashes, "_in_process", {})
+    monkeypatch.setattr(hashes, "_hash", lambda path, compute: pytest.fail(f"{path} is hashed again"))
+    assert cached_folder("kind", "key", build) == folder
     assert build.calls == 1
 
 
