@@ -116,16 +116,15 @@ class TextTable(Sequence[str]):
         return self.find(PartHashes(data).of(begins_of(ends), ends))
 
     def parts_of(self, text: str) -> Numbers:
-        """Return the numbers of the texts that occur in a text, rising, int64 [found]."""
+        """Return the numbers of the texts that occur in a text, some of them often, int64 [found]."""
         data = np.frombuffer(text.encode(), np.uint8)
-        parts = PartHashes(data)
-        found = []
-        for length in np.unique(np.diff(self.ends, prepend=0)).tolist():
+        parts, found = PartHashes(data), [np.zeros(0, np.int64)]
+        for length in np.flatnonzero(np.bincount(self.ends - begins_of(self.ends))).tolist():
             if 0 < length <= len(data):
                 begins = np.arange(len(data) - length + 1)
-                found.append(self.find(parts.of(begins, begins + length)))
-        numbers = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int32)
-        return numbers[numbers >= 0].astype(np.int64)
+                numbers = self.find(parts.of(begins, begins + length))
+                found.append(numbers[numbers >= 0].astype(np.int64))
+        return np.concatenate(found)
 
     def cuts(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return (number, left, right) of all pairs of texts whose concatenation is a text, int64 [pairs]."""

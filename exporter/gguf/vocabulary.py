@@ -154,8 +154,9 @@ class StoredTokenizer:
         self._patience = _PATIENCE
         always = [content["model"]["unk_token"], *(f"<0x{byte:02X}>" for byte in range(256))]
         found = self._vocabulary.tokens.numbers_of([text for text in always if text])
-        self._present = np.unique(found[found >= 0]).astype(np.int64)
-        self._library = self._made(self._present)
+        self._present = np.zeros(len(self._vocabulary.tokens), bool)
+        self._present[found[found >= 0]] = True
+        self._library = self._made(np.flatnonzero(self._present))
 
     @property
     def model(self) -> models.BPE:
@@ -244,9 +245,10 @@ class StoredTokenizer:
             self._patience = max(0, self._patience - len(text))
             if not self._patience:
                 return self.whole
-            present = np.union1d(self._present, self._needed(text))
-            if len(present) > len(self._present):
-                self._library, self._present = self._made(present), present
+            needed = self._needed(text)
+            if not self._present[needed].all():
+                self._present[needed] = True
+                self._library = self._made(np.flatnonzero(self._present))
             return self._library
 
     def _needed(self, text: str) -> Numbers:
@@ -263,7 +265,7 @@ class StoredTokenizer:
         read = "\n".join(parts)
         if self._by_bytes:
             read = "".join(piece for piece, _ in _BYTES.pre_tokenize_str(read))
-        return np.union1d(np.array(added, np.int64), tokens.parts_of(read))
+        return np.concatenate([np.array(added, np.int64), tokens.parts_of(read)])
 
     def _made(self, numbers: Numbers | None) -> Tokenizer:
         tokenizer = Tokenizer.from_str(self._rest)

@@ -386,11 +386,6 @@ def _framed(lark: str, body: str) -> str:
     return json.dumps({"grammars": grammars})
 
 
-def regex_of(text: str) -> str:
-    """Return a regular expression of one text, as it stands between slashes."""
-    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~/]", r"\\\g<0>", text).replace("\n", r"\n")
-
-
 def _refuse_work(what: str, message: str) -> None:
     """Check that an error message of the library is not about an exceeded limit.
 

@@ -6,12 +6,11 @@ The result is in the Lark syntax of https://github.com/guidance-ai/llguidance.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..grammars import regex_of
-from ..json_schema import held_schema
 from .argument_readers import types_of
 from .formats import ARGUMENTS, ID, INDEX, NAME, AnswerFormat, CallFormat, slots
 
@@ -144,14 +143,14 @@ class _Lark:
             thought = self._frame.answer.thought
             is_plain = r"/[^{\[ \t\r\n](?s:.*)/"
             no_thought = (
-                f" & ~/{regex_of(thought.open)}(?s:.*)/" if thought is not None and thought.open else ""
+                f" & ~/{_regex_of(thought.open)}(?s:.*)/" if thought is not None and thought.open else ""
             )
             self._terms["PLAIN"] = is_plain + no_thought
             return f"({_SPACE} ({self._section(calls, tools, 'section')} | PLAIN))?"
         if any(isinstance(part, int) for part in self._split(calls.marker)):
             # The marker is a token, which is no text.
             return f"{self._free()} ({self._section(calls, tools, 'section')} {self._free()})*"
-        self._terms["PLAIN"] = f"~/(?s:.*){regex_of(calls.marker)}(?s:.*)/"
+        self._terms["PLAIN"] = f"~/(?s:.*){_regex_of(calls.marker)}(?s:.*)/"
         first = calls.opening or calls.head
         behind = first[first.index(calls.marker) + len(calls.marker) :]
         rest = replace(calls, opening=behind) if calls.opening else replace(calls, head=behind)
@@ -310,7 +309,7 @@ class _Lark:
     def _lazily(self, text: str) -> str:
         """Return the terminal of any text up to the end of the first such text."""
         name = f"until_{len(self._terms)}"
-        term = f"/(?s:.*){regex_of(text)}/"
+        term = f"/(?s:.*){_regex_of(text)}/"
         name = next((known for known, rule in self._terms.items() if rule == term), f"{name}[lazy]")
         self._terms[name] = term
         return name.removesuffix("[lazy]")
@@ -330,8 +329,8 @@ class _Lark:
         name = f"pieces_{len(self._rules)}"
         begun = ""
         for character in reversed(text[1:-1]):
-            begun = f"({regex_of(character)}{begun})?"
-        first = regex_of(text[0])
+            begun = f"({_regex_of(character)}{begun})?"
+        first = _regex_of(text[0])
         self._terms[f"FAR_{name}".upper()] = f"/[^{first}]+/"
         pieces = f"FAR_{name}".upper()
         if len(text) > 1:
@@ -351,6 +350,8 @@ def _quoted(text: str) -> str:
 
 def _json(schema: Any, root: Any = None) -> str:
     """Return the rule of a value by its schema, whose references begin at ``root``."""
+    from ..json_schema import held_schema  # loads the library for grammars, for 20 ms of each start
+
     if isinstance(schema, Mapping) and isinstance(root, Mapping):
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         schema = {**definitions, **schema}
@@ -377,3 +378,8 @@ def _texts(schema: Any) -> list[str]:
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
+
+
+def _regex_of(text: str) -> str:
+    """Return a regular expression of one text, as it stands between slashes."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~/]", r"\\\g<0>", text).replace("\n", r"\n")
