@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError
+from .text_table import Bytes, Numbers, PackedTexts, begins_of
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -102,7 +104,7 @@ class _Cursor:
             raise damaged(self.path, f"metadata of type {kind}, which GGUF does not define")
         return self.number(_SCALARS[kind])
 
-    def _array(self, kind: int, count: int) -> list[Any]:
+    def _array(self, kind: int, count: int) -> Sequence[Any]:
         if kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind])
             values: list[Any] = np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
@@ -113,20 +115,40 @@ class _Cursor:
             raise damaged(self.path, f"an array of {count} strings, more than the file has room for")
         return self._texts(count)
 
-    def _texts(self, count: int) -> list[str]:
+    def _texts(self, count: int) -> PackedTexts:
         """Read strings; vocabularies have hundreds of thousands, and ``text`` takes 5 us for each."""
-        data, position, length = self.data, self.position, struct.Struct("<Q")
-        texts: list[str] = []
+        data, length = self.data, struct.Struct("<Q")
+        ends, end = [self.position], self.position
         for _ in range(count):
-            start = position + length.size
-            if start > len(data) or (end := start + length.unpack_from(data, position)[0]) > len(data):
-                self.position = position
-                texts += [self.text() for _ in range(count - len(texts))]  # says what is wrong
-                return texts
-            texts.append(str(data[start:end], "utf-8", "replace"))
-            position = end
-        self.position = position
-        return texts
+            if end + length.size > len(data):
+                break
+            end += length.size + length.unpack_from(data, end)[0]
+            if end > len(data):
+                break
+            ends.append(end)
+        if len(ends) <= count:
+            self.position = ends[-1]
+            self.text()  # says what is wrong
+        begins, self.position = np.array(ends[:-1], np.int64) - ends[0], ends[-1]
+        raw = np.frombuffer(data[ends[0] : ends[-1]], np.uint8)
+        is_text = np.ones(len(raw), bool)
+        for place in range(length.size):
+            is_text[begins + place] = False
+        return _packed(raw[is_text], np.cumsum(np.diff(ends) - length.size))
+
+
+def _packed(data: Bytes, ends: Numbers) -> PackedTexts:
+    """Return texts; of bytes that are no UTF-8, which some vocabularies have, each is replaced."""
+    first = data[begins_of(ends)[ends > begins_of(ends)]]
+    try:
+        if ((first & 0xC0) == 0x80).any():
+            raise ValueError("a character in two texts")
+        data.tobytes().decode()
+    except ValueError:
+        whole = data.tobytes()
+        bounds = pairwise([0, *ends.tolist()])
+        return PackedTexts.of([whole[begin:end].decode(errors="replace") for begin, end in bounds])
+    return PackedTexts(data, ends)
 
 
 def read_header(data: memoryview, path: Path, size: int | None = None) -> Header:

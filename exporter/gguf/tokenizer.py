@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...errors import CarryallWarning, CheckpointError, UnsupportedModelError
-from .text_table import PartHashes, TextTable, begins_of, packed
+from .text_table import Numbers, PackedTexts, PartHashes, TextTable, begins_of
 from .vocabulary import Merges, Scores, Vocabulary
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -101,12 +101,11 @@ def gguf_tokenizer(metadata: Mapping[str, Any], vocab_size: int) -> GgufTokenize
     """
     tokens, types = _vocabulary(metadata, vocab_size)
     kind = metadata.get("tokenizer.ggml.model")
-    table = TextTable.of(tokens)
     if kind == "gpt2":
-        tokenizer, vocabulary = _byte_level(metadata), Vocabulary(table, _merges(metadata, table), None)
+        tokenizer, vocabulary = _byte_level(metadata), Vocabulary(tokens, _merges(metadata, tokens), None)
     elif kind == "llama":
         tokenizer = _sentencepiece(metadata, tokens)
-        vocabulary = Vocabulary(table, None, _scores(metadata, len(tokens)))
+        vocabulary = Vocabulary(tokens, None, _scores(metadata, len(tokens)))
     else:
         raise UnsupportedModelError(
             f"the GGUF file has a tokenizer of the kind '{kind}'; gpt2 (byte-level BPE) and llama "
@@ -122,14 +121,14 @@ def gguf_tokenizer(metadata: Mapping[str, Any], vocab_size: int) -> GgufTokenize
         tokenizer.post_processor = processors.TemplateProcessing(
             single=texts[0],
             pair=[*texts[0], *texts[1]],
-            special_tokens=[(token, tokens.index(token)) for token in {first, last} - {None} if token],
+            special_tokens=[(token, tokens.number_of(token)) for token in {first, last} - {None} if token],
         )
     content = json.loads(tokenizer.to_str())
+    added = np.flatnonzero((types == _CONTROL) | (types == _USER))
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     content["added_tokens"] = [
-        {"id": number, "content": token, **plain, "special": kind == _CONTROL}
-        for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in (_CONTROL, _USER)
+        {"id": number, "content": token, **plain, "special": bool(kind == _CONTROL)}
+        for number, token, kind in zip(added.tolist(), tokens.texts(added), types[added], strict=True)
     ]
     settings = {
         "tokenizer_config.json": json.dumps(_settings(metadata, tokens), ensure_ascii=False),
@@ -138,29 +137,38 @@ def gguf_tokenizer(metadata: Mapping[str, Any], vocab_size: int) -> GgufTokenize
     return GgufTokenizer(content, vocabulary, settings)
 
 
-def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise CheckpointError("the GGUF file has no 'tokenizer.ggml.tokens'")
-    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    if not isinstance(types, list) or len(types) != len(tokens) or len(tokens) > vocab_size:
+def _vocabulary(metadata: Mapping[str, Any], vocab_size: int) -> tuple[TextTable, Numbers]:
+    """Return the tokens and their types, int64 [tokens]."""
+    stated = _texts(metadata, "tokens")
+    types = metadata.get("tokenizer.ggml.token_type", [1] * len(stated))
+    if not isinstance(types, list) or len(types) != len(stated) or len(stated) > vocab_size:
         raise CheckpointError(
-            f"the GGUF file has {len(tokens)} tokens, which need as many token types and no more than the "
+            f"the GGUF file has {len(stated)} tokens, which need as many token types and no more than the "
             f"{vocab_size} rows of the embedding"
         )
-    if len(set(tokens)) != len(tokens):
-        raise CheckpointError("the GGUF file's vocabulary holds a token twice")
-    return tokens, types
+    tokens = TextTable.of(stated)
+    if tokens.twice is not None:
+        raise CheckpointError(f"the GGUF file's vocabulary holds the token {tokens.twice!r} twice")
+    return tokens, np.array(types, np.int64)
+
+
+def _texts(metadata: Mapping[str, Any], which: str) -> PackedTexts:
+    stated = metadata.get(f"tokenizer.ggml.{which}")
+    if isinstance(stated, list) and all(isinstance(text, str) for text in stated):
+        return PackedTexts.of(stated)
+    if not isinstance(stated, PackedTexts):
+        raise CheckpointError(f"the GGUF file has no 'tokenizer.ggml.{which}', a list of texts")
+    return stated
 
 
 def _merges(metadata: Mapping[str, Any], tokens: TextTable) -> Merges:
     """Return the merges that the file lists, which are texts such as ``a bc``."""
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
-        raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
-    data, ends = packed(merges)
-    spaces = np.flatnonzero(data == ord(" "))
+    merges = _texts(metadata, "merges")
+    data, ends = merges.data, merges.ends
+    spaces = np.append(np.flatnonzero(data == ord(" ")), len(data))
     middles = spaces[np.searchsorted(spaces, begins_of(ends))]
+    if (middles >= ends).any():
+        raise CheckpointError("the GGUF file has no 'tokenizer.ggml.merges' of two parts each")
     before = np.arange(len(merges))  # each text has lost its space, and those before it
     begins, middles, ends = begins_of(ends) - before, middles - before, ends - before - 1
     parts = PartHashes(np.delete(data, middles + before))
@@ -224,7 +232,7 @@ def _scores(metadata: Mapping[str, Any], count: int) -> Scores:
     return np.asarray(scores, np.float32)
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
+def _sentencepiece(metadata: Mapping[str, Any], tokens: TextTable) -> Tokenizer:
     """Return a SentencePiece BPE tokenizer without tokens."""
     unknown = _token(metadata, tokens, "unknown")
     tokenizer = Tokenizer(models.BPE(unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -238,7 +246,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokeni
     return tokenizer
 
 
-def _token(metadata: Mapping[str, Any], tokens: Sequence[str], which: str) -> str | None:
+def _token(metadata: Mapping[str, Any], tokens: TextTable, which: str) -> str | None:
     number = metadata.get(f"tokenizer.ggml.{which}_token_id")
     if number is None:
         return None
@@ -249,7 +257,7 @@ def _token(metadata: Mapping[str, Any], tokens: Sequence[str], which: str) -> st
     return tokens[number]
 
 
-def _settings(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+def _settings(metadata: Mapping[str, Any], tokens: TextTable) -> dict[str, Any]:
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": _token(metadata, tokens, "bos"),
@@ -261,22 +269,23 @@ def _settings(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, A
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _ends(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+def _ends(metadata: Mapping[str, Any], tokens: TextTable) -> dict[str, Any]:
     """Return the begin token, and the end tokens of texts and turns."""
     ends = [_token(metadata, tokens, "eos"), _turn_end(metadata, tokens), _token(metadata, tokens, "eom")]
-    numbers = list(dict.fromkeys(tokens.index(token) for token in ends if token is not None))
+    numbers = list(dict.fromkeys(tokens.number_of(token) for token in ends if token is not None))
     bos = _token(metadata, tokens, "bos")
-    found = {"bos_token_id": None if bos is None else tokens.index(bos), "eos_token_id": numbers or None}
+    found = {"bos_token_id": None if bos is None else tokens.number_of(bos), "eos_token_id": numbers or None}
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _turn_end(metadata: Mapping[str, Any], tokens: Sequence[str]) -> str | None:
+def _turn_end(metadata: Mapping[str, Any], tokens: TextTable) -> str | None:
     """Return the token that ends a turn: by its number in the metadata, else by its text."""
     given = _token(metadata, tokens, "eot")
     if given is not None:
         return given
-    known = set(tokens)
-    found = [token for token in _TURN_ENDS if token in known]
-    if "<|return|>" in known and "<|end|>" in found:  # gpt-oss, where <|end|> ends a message within a turn
+    found = [token for token in _TURN_ENDS if tokens.number_of(token) is not None]
+    if (
+        tokens.number_of("<|return|>") is not None and "<|end|>" in found
+    ):  # gpt-oss, where <|end|> ends a message within a turn
         found.remove("<|end|>")
     return found[0] if found else None

@@ -188,8 +188,7 @@ class StoredTokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None if it is unknown."""
-        number = int(self._vocabulary.tokens.numbers_of([token])[0])
-        return None if number < 0 or self._vocabulary.tokens[number] != token else number
+        return self._vocabulary.tokens.number_of(token)
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the token of an id; None if there is none."""

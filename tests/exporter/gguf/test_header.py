@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import warnings
 from pathlib import Path
 
@@ -110,3 +111,22 @@ def test_a_huge_array_is_refused_at_once() -> None:
     content = b"GGUF\x03\x00\x00\x00" + counts + field + np.uint64(2**60).tobytes() + b"\x00" * 99
     with pytest.raises(CheckpointError, match="more than the file has room for"):
         read_header(memoryview(content), PATH)
+
+
+@given(
+    st.lists(st.one_of(st.binary(max_size=3), st.text(max_size=3).map(str.encode), st.just("é".encode()[:1])))
+)
+def test_strings_are_read_as_they_are_and_bytes_of_no_character_replaced(strings: list[bytes]) -> None:
+    name = b"tokenizer.ggml.tokens"
+    texts = b"".join(struct.pack("<Q", len(string)) + string for string in strings)
+    content = (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack(f"<Q{len(name)}sIIQ", len(name), name, 9, 8, len(strings))
+        + texts
+    )
+    found = read_header(memoryview(content), PATH).metadata[name.decode()]
+    expected = [string.decode(errors="replace") for string in strings]
+    assert list(found) == expected
+    assert [found[number] for number in range(len(found))] == expected
+    assert found[1:] == expected[1:]
