@@ -17,8 +17,10 @@ import numpy.typing as npt
 from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
 from ...storage.file_identity import OpenFile
 from ...storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows, StoredTensor
-from .architectures import Architecture, architecture, config_of, tensor_name
+from .architecture import Architecture, tensor_name
+from .architectures import architecture
 from .blocks import LAYOUTS, decode, take_apart
+from .config import config_of
 from .header import Header, ShortHeaderError, TensorInfo, damaged, read_header
 
 GGUF_SUFFIX = ".gguf"

@@ -19,7 +19,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
 from carryall.exporter.export import export_package
-from carryall.exporter.gguf.architectures import config_of
+from carryall.exporter.gguf.config import config_of
 from carryall.exporter.gguf.file import GgufFile, GgufTensor
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": None}

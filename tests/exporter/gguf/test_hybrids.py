@@ -12,7 +12,7 @@ from tiny_gguf import write_gguf
 
 from carryall import evaluate
 from carryall.errors import CheckpointError
-from carryall.exporter.gguf.architectures import config_of
+from carryall.exporter.gguf.config import config_of
 from carryall.exporter.gguf.file import GgufFile
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.types.sampling_params import SamplingParams

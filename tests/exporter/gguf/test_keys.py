@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tiny_gguf import write_gguf
 
 from carryall.errors import CheckpointError, UnsupportedModelError
-from carryall.exporter.gguf.architectures import ARCHITECTURES, config_of
+from carryall.exporter.gguf.architectures import ARCHITECTURES
+from carryall.exporter.gguf.config import config_of
 from carryall.exporter.gguf.file import GgufFile
 from carryall.exporter.gguf.keys import READ, READ_OF_TOKENIZER
 from carryall.exporter.gguf.tokenizer import gguf_tokenizer
