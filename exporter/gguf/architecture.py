@@ -5,13 +5,17 @@ Names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ...errors import CheckpointError
-from ...storage.stored_tensor import Array
+from ...storage.stored_tensor import Array, StoredTensor
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 
@@ -35,7 +39,22 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_EXPERT = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 _BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
+
+
+Tensors = Mapping[str, StoredTensor]
+Shape = tuple[int, ...]
+
+
+def in_channels(shape: Shape) -> Shape:
+    """Return the shape of a convolution, whose stored [channels, taps] is [channels, 1, taps]."""
+    return (shape[0], 1, shape[1]) if len(shape) == 2 else shape
+
+
+def flat(shape: Shape) -> Shape:
+    """Return the shape of a tensor that is stored with axes of size 1, or by groups."""
+    return (math.prod(shape),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +67,18 @@ class Architecture:
         outer: the same of modules outside of layers.
         parameters: names of a layer's parameters that are not a module's weight or bias.
         views: by the end of a name of Hugging Face, the function that makes its tensor of the stored one.
-        channels: ends of names of convolutions, whose stored [channels, taps] is [channels, 1, taps].
+        shapes: by the end of a name, the function that makes its shape of the stored one.
         plain_norms: ends of names of norms without ``norm_offset``.
         rotates_pairs: whether rows of q and k are ordered for a rope that rotates adjacent elements.
         norm_offset: offset that the file's norm weights include.
-        experts: whether its layers are mixtures of experts, whose weights are stacked.
+        experts: the scope of a layer's experts, whose weights are stacked; empty without experts.
+        expert_names: the names of an expert's modules, by those of the stacks.
+        rows: by the end of a stored name, the function that returns the rows of each tensor in it.
+        joined: by the end of a name, how it is made of two stored tensors.
+        own_factors: whether ``adapt`` reads the factors of the rope by frequency, ``rope_factors``.
+        own_heads: whether ``adapt`` reads the sizes of heads, which may be others for keys and for values.
         keys: further metadata, without the prefix, and the keys of config.json.
-        adapt: returns keys of config.json that are computed from others.
+        adapt: returns keys of config.json that are computed from others and from tensors.
     """
 
     model_type: str
@@ -62,13 +86,35 @@ class Architecture:
     outer: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, Callable[[Array], Array]] = field(default_factory=dict)
-    channels: tuple[str, ...] = ()
+    shapes: Mapping[str, Callable[[Shape], Shape]] = field(default_factory=dict)
     plain_norms: tuple[str, ...] = ()
     rotates_pairs: bool = False
     norm_offset: float = 0.0
-    experts: bool = False
+    experts: str = ""
+    expert_names: Mapping[str, str] = field(default_factory=lambda: dict(_EXPERT))
+    rows: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, npt.NDArray[np.intp]]]] = field(
+        default_factory=dict
+    )
+    joined: Mapping[str, Join] = field(default_factory=dict)
+    own_factors: bool = False
+    own_heads: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
-    adapt: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
+    adapt: Callable[[Mapping[str, Any], Tensors], dict[str, Any]] = lambda config, tensors: {}
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A tensor that files store as two.
+
+    Args:
+        parts: ends of Hugging Face's names of the parts.
+        shape: returns its shape from those of the parts.
+        make: returns it from the arrays of the parts.
+    """
+
+    parts: tuple[str, str]
+    shape: Callable[[Shape, Shape], Shape]
+    make: Callable[[Array, Array], Array]
 
 
 def tensor_name(name: str, known: Architecture) -> str:
@@ -96,3 +142,8 @@ def stated(config: Mapping[str, Any], key: str) -> Any:
     if config.get(key) is None:
         raise CheckpointError(f"the GGUF file does not state '{key}'")
     return config[key]
+
+
+def has(tensors: Tensors, end: str) -> bool:
+    """Whether the name of a tensor has this end."""
+    return any(name.endswith(end) for name in tensors)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
+from .architecture import Tensors, has, tensor_name
 from .architectures import architecture
 from .keys import check_keys
 
@@ -33,19 +34,17 @@ _SCALED_WINDOWS = ("gemma2", "gpt-oss")  # whose layers with windows take the fa
 
 
 def config_of(
-    metadata: Mapping[str, Any], *, tied: bool, vocab_size: int, biased: bool, by_frequency: bool = False
+    metadata: Mapping[str, Any], tensors: Tensors, factors: Mapping[str, list[float]] | None = None
 ) -> dict[str, Any]:
     """Return the config.json that corresponds to a file's metadata.
 
     Args:
         metadata: metadata of the GGUF file.
-        tied: whether the head is tied to the embedding.
-        vocab_size: number of rows of the embedding.
-        biased: whether the projections of attention have a bias.
-        by_frequency: whether tensors hold factors of the rope by frequency; attn_factor belongs to them.
+        tensors: of the file, under Hugging Face's names.
+        factors: of the rope by frequency, as longrope names them.
 
     Raises:
-        CheckpointError: a key has the wrong type.
+        CheckpointError: a key has the wrong type, or the embedding is missing.
         UnsupportedModelError: the architecture, its rope, or a key is not supported.
     """
     known, prefix = architecture(metadata), metadata["general.architecture"]
@@ -53,23 +52,48 @@ def config_of(
     fields = {
         key: metadata[f"{prefix}.{name}"] for name, key in keys.items() if f"{prefix}.{name}" in metadata
     }
+    if fields.get("sliding_window") == 0:  # of models without one
+        del fields["sliding_window"]
+    embedding = tensors.get(tensor_name("token_embd.weight", known))
+    if embedding is None:
+        raise CheckpointError("the GGUF file has no tensor 'token_embd.weight'")
     config = {
         "model_type": known.model_type,
         **_unstated(metadata, prefix),
         **fields,
-        "vocab_size": vocab_size,
-        "tie_word_embeddings": tied,
-        "attention_bias": biased,
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": tensor_name("output.weight", known) not in tensors,
+        "attention_bias": has(tensors, "q_proj.bias"),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
-        **_rope(metadata, prefix, by_frequency=by_frequency),
+        **_rope(metadata, prefix, by_frequency=bool(factors)),
     }
     check_keys(metadata, prefix, frozenset(keys))
-    config |= known.adapt(config)
+    if factors and not known.own_factors:
+        config |= _by_frequency(metadata, prefix, config, factors)
+    elif factors:
+        config["rope_factors"] = factors
+    config |= known.adapt(config, tensors)
     for key in ("num_key_value_heads", "intermediate_size"):
         config[key] = _same_in_all_layers(config.get(key), key)
-    _check_heads(metadata, prefix)
+    if not known.own_heads:
+        _check_heads(metadata, prefix)
     return {key: value for key, value in config.items() if value is not None}
+
+
+def _by_frequency(
+    metadata: Mapping[str, Any], prefix: str, config: Mapping[str, Any], factors: Mapping[str, list[float]]
+) -> dict[str, Any]:
+    """Return the keys of a rope whose factors by frequency are tensors."""
+    scaling = f"{prefix}.rope.scaling"
+    original = metadata.get(f"{scaling}.original_context_length", config.get("max_position_embeddings"))
+    attention = metadata.get(f"{scaling}.attn_factor", 1.0)
+    linear = config.get("rope_scaling", {}).get("factor", 1.0)
+    scaled = {name: [factor * linear for factor in values] for name, values in factors.items()}
+    return {
+        "original_max_position_embeddings": original,
+        "rope_scaling": {"rope_type": "longrope", "attention_factor": attention, **scaled},
+    }
 
 
 def _unstated(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:

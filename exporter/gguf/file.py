@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
 from ...storage.file_identity import OpenFile
 from ...storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows, StoredTensor
-from .architecture import Architecture, tensor_name
+from .architecture import Architecture, Join, tensor_name
 from .architectures import architecture
 from .blocks import LAYOUTS, decode, take_apart
 from .config import config_of
@@ -32,9 +32,9 @@ _ROPE_FACTORS = {
     "rope_factors_short": ("short",),
     "rope_factors_long": ("long",),
 }
-_PAIRED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+_PAIRED = re.compile(r"blk\.(?P<layer>\d{1,9})\.attn_(?P<which>[qk])\.(weight|bias)")
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
-_STACKED = re.compile(r"blk\.(\d{1,9})\.ffn_(gate|up|down)_exps\.weight")
+_STACKED = re.compile(r"blk\.(\d{1,9})\.ffn_(gate_up|gate|up|down)_exps\.weight")
 Order = npt.NDArray[np.intp]
 
 
@@ -69,33 +69,12 @@ class GgufFile:
         for data, header in files:
             for info in header.tensors:
                 self._add(data, info)
+        self._join()
 
     @property
     def config(self) -> dict[str, Any]:
         """The config.json that corresponds to the file's metadata."""
-        embedding = self.tensors.get("model.embed_tokens.weight")
-        if embedding is None:
-            raise damaged(self.paths[0], "it has no tensor 'token_embd.weight'")
-        config = config_of(
-            self.metadata,
-            tied="lm_head.weight" not in self.tensors,
-            vocab_size=embedding.shape[0],
-            biased="model.layers.0.self_attn.q_proj.bias" in self.tensors,
-            by_frequency=bool(self._factors),
-        )
-        if self._factors:
-            original = self.metadata.get(
-                f"{self.metadata['general.architecture']}.rope.scaling.original_context_length",
-                config.get("max_position_embeddings"),
-            )
-            config["original_max_position_embeddings"] = original
-            attention = self.metadata.get(
-                f"{self.metadata['general.architecture']}.rope.scaling.attn_factor", 1.0
-            )
-            linear = config.get("rope_scaling", {}).get("factor", 1.0)
-            factors = {name: [factor * linear for factor in values] for name, values in self._factors.items()}
-            config["rope_scaling"] = {"rope_type": "longrope", "attention_factor": attention, **factors}
-        return config
+        return config_of(self.metadata, self.tensors, self._factors)
 
     @property
     def quantization(self) -> dict[str, Any] | None:
@@ -125,24 +104,58 @@ class GgufFile:
             return  # of layers that predict further tokens
         stacked = _STACKED.fullmatch(info.name) if self.architecture.experts else None
         if stacked is not None and len(info.shape) == 3:
-            self.types.add(info.type_name)
-            for index, expert in enumerate(_experts(info)):
-                name = f"model.layers.{stacked[1]}.mlp.experts.{index}.{stacked[2]}_proj.weight"
-                self._put(name, GgufTensor(data, expert, None, 0.0))
+            self._add_experts(data, info, int(stacked[1]), stacked[2].split("_"))
             return
-        self._put(*self._module_tensor(data, info))
+        for name, tensor in self._module_tensors(data, info):
+            self._put(name, tensor)
 
-    def _module_tensor(self, data: OpenFile, info: TensorInfo) -> tuple[str, GgufTensor]:
-        """Return a tensor of one module, and its name."""
+    def _add_experts(self, data: OpenFile, info: TensorInfo, layer: int, which: Sequence[str]) -> None:
+        """Add the matrices of a stack [experts, out, in]; ``gate_up`` holds both, one above the other."""
+        self.types.add(info.type_name)
+        form = self.architecture
+        for index, expert in enumerate(_parts(info, info.shape[0])):
+            for part, one in zip(which, _parts(expert, len(which), rows=True), strict=True):
+                name = f"model.layers.{layer}.{form.experts}.{index}.{form.expert_names[part]}.weight"
+                self._put(name, GgufTensor(data, one, None, 0.0))
+
+    def _module_tensors(self, data: OpenFile, info: TensorInfo) -> Iterator[tuple[str, GgufTensor]]:
+        """Yield the tensors of modules in a stored one, and their names."""
         form = self.architecture
         name = tensor_name(info.name, form)
         self.types.add(info.type_name)
-        if name.endswith(form.channels) and len(info.shape) == 2:
-            info = dataclasses.replace(info, shape=(info.shape[0], 1, info.shape[1]))
+        rows = next((choose for end, choose in form.rows.items() if info.name.endswith(end)), None)
+        if rows is not None:
+            for own, order in rows(self._facts).items():
+                yield (
+                    f"{name.rpartition('.')[0].rpartition('.')[0]}.{own}",
+                    GgufTensor(data, info, order, 0.0),
+                )
+            return
+        shape = next((change for end, change in form.shapes.items() if name.endswith(end)), None)
+        if shape is not None:
+            info = dataclasses.replace(info, shape=shape(info.shape))
         shifted = name.endswith("norm.weight") and not name.endswith(form.plain_norms)
         offset = form.norm_offset if shifted else 0.0
         change = next((view for end, view in form.views.items() if name.endswith(end)), None)
-        return name, GgufTensor(data, info, self._order(info), offset, change)
+        yield name, GgufTensor(data, info, self._order(info), offset, change)
+
+    def _join(self) -> None:
+        """Replace tensors that are parts of one by it."""
+        for end, join in self.architecture.joined.items():
+            for name in [name for name in self.tensors if name.endswith(join.parts[0])]:
+                stem = name.removesuffix(join.parts[0])
+                other = self.tensors.pop(stem + join.parts[1], None)
+                if other is None:
+                    raise damaged(self.paths[0], f"it has '{name}' without '{stem + join.parts[1]}'")
+                self.tensors[stem + end] = JoinedTensor(self.tensors.pop(name), other, join)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """The metadata of the architecture, without its prefix."""
+        prefix = f"{self.metadata['general.architecture']}."
+        return {
+            key.removeprefix(prefix): value for key, value in self.metadata.items() if key.startswith(prefix)
+        }
 
     @property
     def _num_layers(self) -> float:
@@ -171,8 +184,10 @@ class GgufFile:
         if paired is None:
             return None
         heads = self._of_architecture("attention.head_count")
-        if paired[1] == "k":
+        if paired["which"] == "k":
             heads = self._of_architecture("attention.head_count_kv", heads)
+        if isinstance(heads, list):
+            heads = heads[int(paired["layer"])] if int(paired["layer"]) < len(heads) else None
         rows = info.shape[0]
         if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
             raise CheckpointError(f"tensor '{info.name}' has {rows} rows, which {heads!r} heads cannot share")
@@ -190,7 +205,8 @@ class GgufTensor:
         offset: float,
         change: Callable[[Array], Array] | None = None,
     ) -> None:
-        self.path, self.shape = data.path, info.shape
+        self.path = data.path
+        self.shape = info.shape if order is None else (len(order), *info.shape[1:])
         self.stored_name = info.name
         self._data, self._info, self._order, self._offset = data, info, order, np.float32(offset)
         self._change = change
@@ -245,7 +261,7 @@ class GgufTensor:
 
     @property
     def _row_bytes(self) -> int:
-        return self._info.size * self.shape[-1] // math.prod(self.shape)
+        return self._info.size * self._info.shape[-1] // math.prod(self._info.shape)
 
     def _rows(self) -> npt.NDArray[np.uint8]:
         """Return the bytes of the blocks [rows, bytes per row], with rows in Hugging Face's order."""
@@ -253,12 +269,29 @@ class GgufTensor:
         return rows if self._order is None else rows[self._order]
 
 
-def _experts(info: TensorInfo) -> Iterator[TensorInfo]:
-    """Yield the matrices of a stack [experts, out, in]."""
-    size = info.size // info.shape[0]
-    for index in range(info.shape[0]):
-        begin = info.begin + index * size
-        yield dataclasses.replace(info, shape=info.shape[1:], begin=begin, size=size)
+class JoinedTensor:
+    """A tensor made of two stored ones. It is read as floats: its rows are no rows of the file."""
+
+    packed = None
+    halves = None
+    dtype: np.dtype[Any] = np.dtype(np.float32)
+
+    def __init__(self, first: StoredTensor, second: StoredTensor, join: Join) -> None:
+        self.path, self.shape = first.path, join.shape(first.shape, second.shape)
+        self._parts, self._make = (first, second), join.make
+
+    def read(self, view: Callable[[Array], Array]) -> Array:
+        """Return the view of the tensor, float32."""
+        first, second = (part.read(lambda array: array) for part in self._parts)
+        return np.ascontiguousarray(view(self._make(first, second)), np.float32)
+
+
+def _parts(info: TensorInfo, count: int, *, rows: bool = False) -> Iterator[TensorInfo]:
+    """Yield equal parts of a tensor along its first axis: without the axis, or ``rows`` of a matrix."""
+    size = info.size // count
+    shape = (info.shape[0] // count, *info.shape[1:]) if rows else info.shape[1:]
+    for index in range(count):
+        yield dataclasses.replace(info, shape=shape, begin=info.begin + index * size, size=size)
 
 
 def _array(data: OpenFile, info: TensorInfo, dtype: npt.DTypeLike | None = None) -> Array:

@@ -122,7 +122,8 @@ _LISTS = (
     *("attention.head_count", "attention.head_count_kv", "feed_forward_length"),
     *("expert_used_count", "expert_feed_forward_length"),
 )
-_FLAGS = ("attention.recurrent_layers",)  # one for each layer
+_FLAGS = ("attention.recurrent_layers", "attention.sliding_window_pattern")  # one for each layer
+_SWITCHES = ("expert_weights_norm",)
 _SECTIONS = ("rope.dimension_sections",)
 
 _COUNTS = re.compile(r".*(count|count_kv|length|window|rank|size|kernel|cache|interval|nextn_predict_layers)")
@@ -149,6 +150,8 @@ def check_types(metadata: Metadata, prefix: str, read: Collection[str]) -> None:
         values = value if isinstance(value, list) and name in _LISTS else [value]
         if name in _TEXTS:
             fits, kind = isinstance(value, str), "text"
+        elif name in _SWITCHES:
+            fits, kind = isinstance(value, bool), "flag"
         elif name in _FLAGS or name in _SECTIONS:
             fits = isinstance(value, list) and all(isinstance(each, int) for each in value)
             kind = "list of flags" if name in _FLAGS else "list of integers"

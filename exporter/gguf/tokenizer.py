@@ -1,7 +1,7 @@
 """Build Hugging Face's tokenizer files from the metadata of a GGUF file.
 
-Two kinds are read: byte-level BPE (``gpt2``) and SentencePiece's BPE with byte fallback (``llama``). Names of
-pre-tokenizers and their patterns: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp.
+Three kinds are read: byte-level BPE (``gpt2``), SentencePiece's BPE with byte fallback (``llama``), and the
+same with listed merges (``gemma4``). Names of pre-tokenizers and their patterns: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp.
 """
 
 from __future__ import annotations
@@ -41,25 +41,48 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]"
+    r"|\s+(?!\S)|\s+"
+)
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _DEFAULT = "default"  # of files without a name
 _PATTERNS: dict[str, str] = {
-    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "jina-en", "olmo", "mpt"), _GPT2),
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "jina-en", "olmo", "mpt", "jais", "exaone4", "mellum"), _GPT2),
+    **dict.fromkeys(("gigachat", "a.x-4.0", "modern-bert", "trillion", "granite-docling"), _GPT2),
     **dict.fromkeys(("llama3", "llama-bpe", "llama-v3", "falcon3", "smaug-bpe", "dbrx", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("falcon-h1", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), _QWEN2),
-    **dict.fromkeys(("gpt-4o", "llama4", "o200k"), _O200K),
+    **dict.fromkeys(("falcon-h1", "lfm2", "midm-2.0", "glm4", "glm5", "chatglm-bpe"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "kormo"), _QWEN2),
+    **dict.fromkeys(("solar-open", "grok-2"), _QWEN2),
+    **dict.fromkeys(("gpt-4o", "llama4", "o200k", "kanana2", "talkie", "minimax-m2"), _O200K),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
     "qwen35": _QWEN35,
+    "seed-coder": _SEED,
     "tekken": _TEKKEN,
 }
-# Each digit is a separate piece; then GPT-2's pattern.
-_SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
-# A word that is a token stays whole, and a text begins with BOS unless the file denies it.
-_WHOLE_WORDS = frozenset(
-    {"llama3", "llama-bpe", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "tekken"}
+_HAN = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Patterns one after the other: what one has split off, the next ones split no further together with others.
+_STEPS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), (r"\p{N}{1,3}", _HAN, _DEEPSEEK3)),
+    "minicpm5": (r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")),
+    _DEFAULT: (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+}
+# Each digit is a separate piece; then GPT-2's pattern.
+_SINGLE_DIGITS = frozenset(
+    {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"}
+)
+# A text begins with BOS unless the file denies it.
+_BEGIN = frozenset(
+    {"llama3", "llama-bpe", "llama-v3", "falcon3", "falcon-h1", "lfm2", "midm-2.0", "pixtral", "tekken"}
+)
+_WHOLE_WORDS = _BEGIN | {"glm4", "glm5", "minicpm5"}  # a word that is a token stays whole
 # Texts of tokens that end a turn, for files without the number of theirs.
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<|end|>")
 
 
 @dataclass(frozen=True)
@@ -104,17 +127,23 @@ def gguf_tokenizer(metadata: Mapping[str, Any], vocab_size: int) -> GgufTokenize
     if kind == "gpt2":
         tokenizer, vocabulary = _byte_level(metadata), Vocabulary(tokens, _merges(metadata, tokens), None)
     elif kind == "llama":
-        tokenizer = _sentencepiece(metadata, tokens)
+        tokenizer = _sentencepiece(
+            metadata, tokens, prefix=metadata.get("tokenizer.ggml.add_space_prefix", True)
+        )
         vocabulary = Vocabulary(tokens, None, _scores(metadata, len(tokens)))
+    elif kind == "gemma4":
+        tokenizer = _sentencepiece(metadata, tokens, prefix=False)
+        vocabulary = Vocabulary(tokens, _merges(metadata, tokens), None)
     else:
         raise UnsupportedModelError(
-            f"the GGUF file has a tokenizer of the kind '{kind}'; gpt2 (byte-level BPE) and llama "
-            "(SentencePiece's BPE) are supported"
+            f"the GGUF file has a tokenizer of the kind '{kind}'; gpt2 (byte-level BPE), llama "
+            "(SentencePiece's BPE) and gemma4 are supported"
         )
     bos = _token(metadata, tokens, "bos")
-    begins = kind == "llama" or _pre_name(metadata) in _WHOLE_WORDS
+    begins = kind == "llama" or _pre_name(metadata) in _BEGIN
     eos = _token(metadata, tokens, "eos")
-    first = bos if metadata.get("tokenizer.ggml.add_bos_token", begins) else None
+    # Files of Gemma 4 deny it, and llama.cpp begins with it.
+    first = bos if kind == "gemma4" or metadata.get("tokenizer.ggml.add_bos_token", begins) else None
     last = eos if metadata.get("tokenizer.ggml.add_eos_token", False) else None
     if first is not None or last is not None:
         texts = [[*filter(None, (first, text, last))] for text in ("$A", "$B")]
@@ -211,13 +240,11 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     if name in _SINGLE_DIGITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    if name == _DEFAULT:
-        parts = [r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]
-        return pre_tokenizers.Sequence(
-            [*(pre_tokenizers.Split(Regex(part), "isolated") for part in parts), bytes_only]
-        )
+    if name in _STEPS:
+        steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _STEPS[name]]
+        return pre_tokenizers.Sequence([*steps, bytes_only])
     if name not in _PATTERNS:
-        known = ", ".join(sorted({*_PATTERNS, *_SINGLE_DIGITS, _DEFAULT}))
+        known = ", ".join(sorted({*_PATTERNS, *_SINGLE_DIGITS, *_STEPS}))
         raise UnsupportedModelError(
             f"the GGUF file has the pre-tokenizer '{name}', which is not known; these are: {known}"
         )
@@ -232,11 +259,10 @@ def _scores(metadata: Mapping[str, Any], count: int) -> Scores:
     return np.asarray(scores, np.float32)
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: TextTable) -> Tokenizer:
-    """Return a SentencePiece BPE tokenizer without tokens."""
+def _sentencepiece(metadata: Mapping[str, Any], tokens: TextTable, *, prefix: bool) -> Tokenizer:
+    """Return a SentencePiece BPE tokenizer without tokens; ``prefix`` puts a space in front of a text."""
     unknown = _token(metadata, tokens, "unknown")
     tokenizer = Tokenizer(models.BPE(unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     spaces = [normalizers.Replace(" ", _SPACE)]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if prefix else spaces)
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []

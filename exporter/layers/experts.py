@@ -111,8 +111,12 @@ def stacked_expert(
 ) -> ir.Value:
     """Write expert ``index``, whose weights are parts of two stacks, for x [n, hidden].
 
-    The stacks are [experts, out, in], or [experts, in, out] if ``transposed``.
+    The stacks are [experts, out, in], or [experts, in, out] if ``transposed``. Of GGUF files, the matrices of
+    each expert are read instead.
     """
+    with net.scope(str(index)):
+        if net.qualified("gate_proj.weight") in net.checkpoint:
+            return gated_linear_unit(net, x, ("gate_proj", "up_proj", "down_proj"), experts.width)
     hidden, width = net.config.hidden_size, experts.width
 
     def product(stored: str, name: str, x: ir.Value, shape: tuple[int, int], part: slice) -> ir.Value:

@@ -51,6 +51,9 @@ def split_linear(
     Returns:
         The output of each part, [..., out_features].
     """
+    apart = fused not in parts and all(net.qualified(f"{name}.weight") in net.checkpoint for name in parts)
+    if apart:  # as GGUF files have them
+        return [linear(net, name, x, in_features, size, bias=bias) for name, size in parts.items()]
     total = sum(parts.values())
     shape = (in_features, total) if stored_in_out else (total, in_features)
     x = net.ordered(f"{fused}.weight", shape, x)

@@ -82,7 +82,7 @@ def latent_config(raw: RawConfig, *, interleaved: bool) -> DecoderConfig:
         normalised,
         attention_scale=normalised.attention_scale * _yarn_scale(raw),
         latent=LatentConfig(
-            query_rank=None if raw.get("q_lora_rank") is None else integer(raw, "q_lora_rank"),
+            query_rank=integer(raw, "q_lora_rank") if raw.get("q_lora_rank") else None,
             key_value_rank=integer(raw, "kv_lora_rank"),
             rotary=rotary,
             plain=plain,

@@ -24,7 +24,7 @@ DEFAULTS: RawConfig = {"max_position_embeddings": 2048, "num_key_value_heads": 3
 
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json. A ``sliding_window`` of null means that all layers are global, with a rope."""
-    window = raw.get("sliding_window", 4096)
+    window = raw.get("sliding_window", 4096) or None
     raw = with_defaults(raw, DEFAULTS)
     types = _layer_types(raw, window)
     rope = rope_config(raw)

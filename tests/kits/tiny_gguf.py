@@ -110,6 +110,11 @@ def write_gguf(
     return held
 
 
+def embedding(rows: int) -> Any:
+    """Return the tensors of a file that has only an embedding."""
+    return {"model.embed_tokens.weight": np.zeros((rows, 4), np.float32)}
+
+
 def _set(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     writer.kv_data[0].pop(key, None)
     match value:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from safetensors.numpy import save_file
-from tiny_gguf import write_gguf
+from tiny_gguf import embedding, write_gguf
 from tiny_models import write_tiny
 
 from carryall.errors import CheckpointError, UnsupportedModelError, WeightWarning
@@ -154,7 +154,7 @@ def test_types_with_minima_store_no_zero_points(tmp_path: Path, kind: str, store
 @pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
 def test_a_factor_without_a_type_is_linear(key: str) -> None:
     metadata = {"general.architecture": "llama", f"llama.{key}": 4.0}
-    config = config_of(metadata, tied=True, vocab_size=8, biased=False)
+    config = config_of(metadata, embedding(8))
     assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
 
 
@@ -190,8 +190,8 @@ def test_the_tokenizer_and_its_template_come_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "rwkv6"}, "architecture 'rwkv6' are not supported; these are: gemma2"),
-        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"general.architecture": "rwkv6"}, "architecture 'rwkv6' are not supported; these are: arcee"),
+        ({"general.architecture": "qwen3", "qwen3.expert_count": 8}, "mixture of experts"),
         ({"llama.attention.value_length": 4}, "heads of 8 for keys and 4 for values"),
     ],
 )

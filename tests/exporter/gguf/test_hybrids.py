@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from exporter_golden import golden_path, prompt
 from family_cases import CASES, write_case
-from tiny_gguf import write_gguf
+from tiny_gguf import embedding, write_gguf
 
 from carryall import evaluate
 from carryall.errors import CheckpointError
@@ -51,7 +51,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     write_gguf("qwen3_5_text", tmp_path / "m.gguf", extra=extra)
     file = GgufFile(tmp_path / "m.gguf")
     stated = {**file.metadata, "qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
-    config = config_of(stated, tied=True, vocab_size=260, biased=False)
+    config = config_of(stated, file.tensors)
     assert config["num_hidden_layers"] == len(config["layer_types"]) == 4
 
 
@@ -62,4 +62,4 @@ def test_a_missing_size_is_named(key: str, tmp_path: Path) -> None:
         name: value for name, value in GgufFile(tmp_path / "m.gguf").metadata.items() if key not in name
     }
     with pytest.raises(CheckpointError, match="linear_"):
-        config_of(stated, tied=True, vocab_size=260, biased=False)
+        config_of(stated, embedding(260))

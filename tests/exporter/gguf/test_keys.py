@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,10 +28,22 @@ BASE = {
 
 
 # What architectures must state beside it.
+DELTA = {"ssm.time_step_rank": 4, "ssm.inner_size": 32}
+WINDOWS = [True, False] * 3
 NEEDED: dict[str, dict[str, Any]] = {
-    "qwen35": {"ssm.time_step_rank": 4, "ssm.inner_size": 32},
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1"), DELTA),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), DELTA),
     "lfm2": {"attention.head_count_kv": [0, 1]},
+    "lfm2moe": {"attention.head_count_kv": [0, 1]},
+    "gemma4": {
+        "attention.sliding_window_pattern": WINDOWS,
+        "attention.key_length_swa": 8,
+        "feed_forward_length": 32,
+        "rope.freq_base_swa": 1e4,
+    },
 }
+LAYERS: dict[str, Any] = {f"model.layers.{layer}.mixer.q_proj.weight": np.zeros((4, 4), np.float32) for layer in range(6)}
+EMBEDDINGS: dict[str, Any] = {f"model.{name}.weight": np.zeros((8, 4), np.float32) for name in ("embed_tokens", "embeddings")}
 
 
 def metadata(name: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -43,7 +56,8 @@ def metadata(name: str = "llama", **changes: Any) -> dict[str, Any]:
 
 
 def read(found: Mapping[str, Any], *, by_frequency: bool = False) -> dict[str, Any]:
-    return config_of(found, tied=True, vocab_size=8, biased=False, by_frequency=by_frequency)
+    factors = {"long_factor": [1.0] * 8, "short_factor": [1.0] * 8} if by_frequency else None
+    return config_of(found, EMBEDDINGS | LAYERS, factors)
 
 
 class Recorded(Mapping[str, Any]):

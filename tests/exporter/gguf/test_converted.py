@@ -1,0 +1,59 @@
+"""Files that llama.cpp's converter wrote of the families' tiny checkpoints compute what transformers does.
+
+``tests/corpora/converted_ggufs/CASE.gguf`` is what ``convert_hf_to_gguf.py`` of llama.cpp (August 2026, as
+packaged with llama-cpp-python 0.3.36) makes of ``family_cases.write_case(CASE)``: bfloat16, which holds the
+weights exactly; float32 for Falcon-H1, whose weights it multiplies. The vocabulary is ``tiny_gguf``'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from engines import CachedDecoder
+from exporter_golden import COLUMNS, golden_path, prompt
+from fuzzing import CORPORA
+
+from carryall.exporter.export import export_package
+from carryall.exporter.gguf.architectures import ARCHITECTURES
+from carryall.exporter.gguf.file import GgufFile
+
+FILES = sorted((CORPORA / "converted_ggufs").glob("*.gguf"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_logits_are_those_of_transformers(path: Path, tmp_path: Path) -> None:
+    package = export_package(path, tmp_path / "package")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(package.model_path, options, providers=["CPUExecutionProvider"])
+    tokens, mask = prompt()
+    net = CachedDecoder(lambda feeds: list(session.run(None, feeds)), package.model_path, batch=2)
+    with np.load(golden_path(path.stem)) as golden:
+        found = np.array(net(tokens, mask))[..., COLUMNS]
+        scale = np.abs(golden["prompt_logits"]).max()
+        real = mask.astype(bool)
+        np.testing.assert_allclose(found[real], golden["prompt_logits"][real], rtol=0, atol=1e-4 * scale)
+
+
+def test_most_architectures_have_a_file() -> None:
+    """Others are in ``tiny_gguf``, or read as one of these."""
+    covered = {GgufFile(path).metadata["general.architecture"] for path in FILES}
+    written = {
+        "llama",
+        "smollm3",
+        "qwen2",
+        "qwen3",
+        "qwen3moe",
+        "qwen35",
+        "lfm2",
+        "phi3",
+        "gpt-oss",
+        "gemma2",
+        "gemma3",
+    }
+    alike = {"qwen2moe", "qwen2vl", "qwen3vl", "qwen3vlmoe", "nemotron_h"}
+    assert ARCHITECTURES.keys() - covered - written == alike
