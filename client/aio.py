@@ -13,7 +13,7 @@ from .calls import Call, Pooling
 from .connection import TLS, call_metadata, channel_options, checked_attempts
 from .errors import own_errors
 from .options import ClassifyOptions, Options, TextOptions
-from .requests import Message, Prompt, chat_request, generate_request
+from .requests import EmbedPrompt, Message, Prompt, chat_request, generate_request
 from .results import Answer, Completion, Reply, answered, generated
 
 T = TypeVar("T")
@@ -147,7 +147,7 @@ class AsyncClient:
 
     async def embed(
         self,
-        inputs: Sequence[Prompt],
+        inputs: Sequence[EmbedPrompt],
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,
@@ -160,7 +160,7 @@ class AsyncClient:
         """Return one vector for each input.
 
         Args:
-            inputs: texts, or lists of token ids.
+            inputs: texts, lists of token ids, or pictures: {"image": the bytes of a file}.
             pooling: of a language model; an encoder has its own.
             normalize: scale each vector to length 1.
             dimensions: how many of the first elements to keep; 0 keeps all.

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from ..errors import RequestError
 from ..proto import models_pb2, tasks_pb2
 from .options import ClassifyOptions, TextOptions
-from .requests import Message, Prompt, conversation, embed_input
+from .requests import EmbedPrompt, Message, Prompt, conversation, embed_input
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Call(Generic[T]):
 
 def embed(
     model: str,
-    inputs: Sequence[Prompt],
+    inputs: Sequence[EmbedPrompt],
     pooling: str | None,
     normalize: bool,
     dimensions: int,

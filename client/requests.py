@@ -12,6 +12,7 @@ from .options import Options, Scheduling
 
 Message = Mapping[str, Any] | generation_pb2.ChatMessage
 Prompt = str | Sequence[int]
+EmbedPrompt = Prompt | Mapping[str, bytes]  # the latter is a picture: {"image": the bytes of its file}
 
 _SCHEDULING = Scheduling.__optional_keys__
 _MODES = {
@@ -131,8 +132,17 @@ def tool_message(tool: Mapping[str, Any]) -> generation_pb2.Tool:
     )
 
 
-def embed_input(prompt: Prompt) -> tasks_pb2.EmbedInput:
-    """Return a text or token ids to embed."""
+def embed_input(prompt: EmbedPrompt) -> tasks_pb2.EmbedInput:
+    """Return a text, token ids or a picture to embed.
+
+    Raises:
+        RequestError: a mapping is no picture.
+    """
+    if isinstance(prompt, Mapping):
+        image = prompt.get("image")
+        if set(prompt) != {"image"} or not isinstance(image, bytes):
+            raise RequestError("a picture to embed must be {'image': the bytes of its file}")
+        return tasks_pb2.EmbedInput(image=image)
     if isinstance(prompt, str):
         return tasks_pb2.EmbedInput(text=prompt)
     return tasks_pb2.EmbedInput(token_ids=sampling_pb2.TokenIds(ids=prompt))

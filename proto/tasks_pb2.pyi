@@ -52,12 +52,14 @@ class EmbedRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: bool = ..., dimensions: _Optional[int] = ..., prompt_name: _Optional[str] = ..., truncate: bool = ..., kinds: _Optional[_Iterable[_Union[VectorKind, str]]] = ..., late_chunking: bool = ...) -> None: ...
 
 class EmbedInput(_message.Message):
-    __slots__ = ("text", "token_ids")
+    __slots__ = ("text", "token_ids", "image")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _sampling_pb2.TokenIds
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_sampling_pb2.TokenIds, _Mapping]] = ...) -> None: ...
+    image: bytes
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_sampling_pb2.TokenIds, _Mapping]] = ..., image: _Optional[bytes] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("model", "embeddings", "usage", "sparse_embeddings", "multi_embeddings")

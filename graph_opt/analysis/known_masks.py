@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
@@ -31,10 +33,13 @@ def known_meaning(graph: ir.Graph, mask: ir.Value) -> probe.MaskMeaning | str:
         return str(error)
 
 
-def integers_upstream(mask: ir.Value) -> list[int]:
-    """Return the integer constants upstream of a mask; one of them may be its window."""
+def integers_upstream(mask: ir.Value, known: Collection[ir.Value] = ()) -> list[int]:
+    """Return the integer constants upstream of a mask; one of them may be its window.
+
+    What is upstream of ``known`` values is left out.
+    """
     numbers: set[int] = set()
-    seen: set[ir.Value] = set()
+    seen: set[ir.Value] = set(known)
     waiting = [mask]
     while waiting:
         value = waiting.pop()

@@ -5,7 +5,7 @@ Exporters write masks and rope tables in many ways, but their values on probe in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,12 +26,17 @@ _SEED = 0
 class Probe:
     """The part of a graph that computes one value from the graph's inputs, ready to be evaluated.
 
+    Args:
+        graph: the graph.
+        value: the value.
+        known: values that are fed like inputs, and not computed.
+
     Raises:
         GraphError: it has operators that are not standard.
     """
 
-    def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
-        self.name, self.inputs = value.name, inputs_of(value)
+    def __init__(self, graph: ir.Graph, value: ir.Value, known: Collection[ir.Value] = ()) -> None:
+        self.name, self.inputs = value.name, inputs_of(value, known)
         part = ir.convenience.extract(graph, self.inputs, [value])
         hold_in_memory(part)
         model = ir.Model(part, ir_version=11)
@@ -67,16 +72,16 @@ def contract_feed(inputs: Sequence[ir.Value], *, past: int, new: int) -> dict[st
     return {str(value.name): fed[str(value.name)] for value in inputs if value.name in fed}
 
 
-def inputs_of(value: ir.Value) -> list[ir.Value]:
-    """Return the graph inputs upstream of ``value``."""
+def inputs_of(value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.Value]:
+    """Return the graph inputs upstream of ``value``; ``known`` values stand for what is upstream of them."""
     values: dict[ir.Value, None] = {}
     seen: set[ir.Node] = set()
     stack = [value]
     while stack:
         current = stack.pop()
         node = current.producer()
-        if node is None:
-            if current.is_graph_input():
+        if node is None or current in known:
+            if current.is_graph_input() or current in known:
                 values[current] = None
         elif node not in seen:
             seen.add(node)

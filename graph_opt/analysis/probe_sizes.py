@@ -2,9 +2,7 @@
 
 The sizes are odd and unrelated, so that two different expressions do not agree on all sets. The first set is
 the smallest: every axis is 1, and the past is 0. The last set is larger than every constant that the graph
-may
-    compare
-sizes with: a graph that keeps the last 4095 tokens behaves differently only beyond 4095.
+may compare sizes with: a graph that keeps the last 4095 tokens behaves differently only beyond 4095.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ _CACHE_RANK = 4
 _STEP = 24  # sizes are multiples of it, and of these remainders
 _REMAINDERS = (1, 0, -1, 14)
 _SPARE = 8  # multiples more than there are axes
+_CLOSE_STEP, _CLOSE_REMAINDERS, _CLOSE_SPARE = 12, (1, 0, -1, 2), 2  # the same, for short tables
 _PICTURE = 61  # the least size of an axis of a picture
 _CLOSE = 53  # cached tokens
 _FAR = (3, 5)  # times the largest number, on top of the last probe's new and past tokens
@@ -58,7 +57,7 @@ class Reach(Enum):
 
     BEYOND = "the last set is larger than every constant in the graph"
     USUAL = "up to about 1000 tokens"
-    CLOSE = "less than 100 tokens, for graphs with tables of a few hundred rows"
+    CLOSE = "less than 100 tokens, 40 of graphs with two axes, for graphs with short tables"
     LARGE = "at least 61, for graphs that downsample images; not for decoders"
 
 
@@ -99,9 +98,13 @@ def sizes_of_names(graph: ir.Graph, reach: Reach) -> list[dict[str, int]]:
         )
     )
     rng = np.random.default_rng(0)
+    close = reach is Reach.CLOSE
+    step, remainders = (_CLOSE_STEP, _CLOSE_REMAINDERS) if close else (_STEP, _REMAINDERS)
     first = _PICTURE if reach is Reach.LARGE else 1
-    multiples = _STEP * np.arange(-(-first // _STEP) + 1, len(names) + _SPARE)
-    rows = np.array([rng.permutation(multiples)[: len(names)] + rest for rest in _REMAINDERS])
+    multiples = step * np.arange(
+        -(-first // step) + (not close), len(names) + (_CLOSE_SPARE if close else _SPARE)
+    )
+    rows = np.array([rng.permutation(multiples)[: len(names)] + rest for rest in remainders])
     if reach is Reach.LARGE:
         return [dict(zip(names, row, strict=True)) for row in rows.tolist()]
     largest = _largest_number(graph) if reach is Reach.BEYOND else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -17,6 +18,8 @@ from .opset_forms import invalid
 from .stored_weights import check_stays_inside, check_stored
 from .texts import check_texts
 
+_SMALL = 1000  # bytes; onnx_ir infers shapes with tensors of up to this size
+
 
 def load_model(path: Path) -> ir.Model:
     """Load and check an ONNX file for editing; external weights are mapped from disk on demand.
@@ -26,7 +29,19 @@ def load_model(path: Path) -> ir.Model:
     """
     model = read_model(path)
     check_loaded(model, path)
+    _hold_small_integers(model)
     return model
+
+
+def _hold_small_integers(model: ir.Model) -> None:
+    """Read small external integers: shape inference looks into them, and fails where they are in a file."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > _SMALL:
+                continue
+            if tensor.dtype in (ir.DataType.INT32, ir.DataType.INT64):
+                value.const_value = ir.tensor(np.array(tensor.numpy()), name=value.name)
 
 
 def check_loaded(model: ir.Model, path: Path) -> None:

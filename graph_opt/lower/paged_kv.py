@@ -11,7 +11,8 @@ BEGINS, PAST, TABLE = "cumulative_sequence_length", "past_seqlens", "block_table
 # In host memory: bounds on the new tokens of a row, on the tokens of a row after the run, and from below on
 # those of the longest row (0: unknown). Without it, the kernel waits for the device in every layer.
 BOUNDS = "attention_metadata"
-# Of the graph of an encoder: the caches that its layers share, and how many tokens behind it a token sees.
+# Of the graph of an encoder: the caches that layers with equal heads share, and how many tokens behind it a
+# token sees.
 KEYS, VALUES, AHEAD = "text_keys", "text_values", "tokens_ahead"
 STATE_PLACES = "state_places"  # [rows], the index of each row's recurrent states
 
@@ -25,6 +26,11 @@ _GROUP = 16
 def table_input(window: int) -> str:
     """Return the name of the block table of layers with a window, in a graph that has several tables."""
     return f"{TABLE}_{window}" if window else TABLE
+
+
+def text_cache(name: str, kv_heads: int, row_bytes: int) -> str:
+    """Return the name of the input ``KEYS`` or ``VALUES`` for the layers with heads of this size."""
+    return f"{name}_{kv_heads}_{row_bytes}"
 
 
 def cache_width(head_size: int) -> int:

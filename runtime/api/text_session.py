@@ -126,8 +126,8 @@ class JoinedTexts(TextSession):
         names = [INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if TOKEN_TYPE_IDS in shapes else [])]
         super().__init__(session, dict.fromkeys(names, "int64"), None)
         self._tokens = _TOKENS_OF_THREAD * max(1, session.get_session_options().intra_op_num_threads)
-        self._cache = shapes[KEYS][1:]
-        self._block = self._cache[1]
+        self._caches = {name: shape[1:] for name, shape in shapes.items() if name.startswith((KEYS, VALUES))}
+        self._block = next(iter(self._caches.values()))[1]
         self._names = frozenset(shapes)
         stated = json.loads(self.metadata.get(TEXT_REDUCTIONS, "{}"))
         self._reduced = {name: np.maximum if kind == "max" else np.add for name, kind in stated.items()}
@@ -164,8 +164,8 @@ class JoinedTexts(TextSession):
         }
         if TOKEN_TYPE_IDS in self._names:
             feed[TOKEN_TYPE_IDS] = _row([text.types for text in texts], total)
-        shape = (int(blocks.sum()), *self._cache)
-        feed |= {name: np.empty(shape, np.uint8) for name in (KEYS, VALUES)}
+        count = int(blocks.sum())
+        feed |= {name: np.empty((count, *shape), np.uint8) for name, shape in self._caches.items()}
         feed = {name: array for name, array in feed.items() if name in self._names}
         arrays = self._session.run(list(outputs), feed)
         results = []

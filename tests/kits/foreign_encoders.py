@@ -23,7 +23,7 @@ _SIZES: dict[str, Any] = {
     "intermediate_size": 24,
     "num_hidden_layers": 2,
     "num_attention_heads": HEADS,
-    "max_position_embeddings": 512,  # shapes are evaluated with up to a few hundred tokens
+    "max_position_embeddings": 512,
     "pad_token_id": 0,
 }
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {

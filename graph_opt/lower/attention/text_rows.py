@@ -9,8 +9,6 @@ graph in which something else mixes tokens is refused and keeps its form.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +24,6 @@ from ....contract import (
 )
 from ....errors import GraphError, UnsupportedAttentionError
 from ...analysis.decoder_inputs import find_input
-from ...analysis.known_masks import integers_upstream
 from ...analysis.probe import Probe, inputs_of, rope_table
 from ...graph.edit import (
     add_initializer,
@@ -43,15 +40,26 @@ from ...graph.edit import (
 )
 from ...passes.base import GraphPass
 from ...passes.remove_unused import RemoveUnusedNodesPass
-from ..paged_kv import AHEAD, BEGINS, CACHE_TYPES, KEYS, LARGEST_HEAD, PAST, TABLE, VALUES, row_bytes
+from ..paged_kv import (
+    AHEAD,
+    BEGINS,
+    CACHE_TYPES,
+    KEYS,
+    LARGEST_HEAD,
+    PAST,
+    TABLE,
+    VALUES,
+    row_bytes,
+    text_cache,
+)
 from .native_attention import BLOCK_SIZE, DOMAIN, LAYOUT, OPERATOR
+from .near_products import given, in_lanes, upstream
+from .text_masks import TEXT_INPUTS, TextMask, text_masks
 
 Floats = npt.NDArray[np.float32]
 _CACHE = "float32"
-_HIDDEN = -1e4  # a mask entry at or below this hides its key
-_SHORT, _BIASED, _LONGEST = 64, 512, 2048  # tokens of a mask that is evaluated; at least, of one with biases
+_SHORT = 64  # tokens of a value that is evaluated, where the longest text is not known
 _SHAPE = (1, "tokens")
-_TEXT_INPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
 _BY_TOKEN = frozenset(
     {"Abs", "Add", "Ceil", "Clip", "ConstantOfShape", "Cos", "Div", "Elu", "Equal", "Erf"}
     | {"Exp", "Expand", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSwish", "Identity"}
@@ -104,7 +112,7 @@ class TextRowsPass(GraphPass):
         attentions = list(nodes_of(graph, "Attention"))
         if not attentions or find_input(graph, INPUT_IDS) is None:
             raise UnsupportedAttentionError("the graph has no attention as one operator")
-        masks = _meanings(graph, attentions)
+        masks = text_masks(graph, attentions, self._length)
         reductions = [
             (node, x)
             for kind in _REDUCTIONS
@@ -112,7 +120,7 @@ class TextRowsPass(GraphPass):
             if (x := _reduced_tokens(graph, node)) is not None
         ]
         self._replace_positions(graph)
-        inputs = _row_inputs(graph, attentions[0])
+        inputs = _row_inputs(graph)
         self._row.update(inputs)
         for node, mask in zip(attentions, masks, strict=True):
             self._replace_attention(graph, node, mask, inputs)
@@ -179,10 +187,14 @@ class TextRowsPass(GraphPass):
         if window is not None and ahead is not None:
             most = shared_constant(graph, f"window_{window}", np.array(window, np.int32))
             ahead = self._insert(node, "Min", [ahead, most])
-        operands = [query, key, value, *(inputs[name] for name in (KEYS, VALUES, BEGINS, PAST, TABLE))]
+        caches = self._caches(graph, kv_heads, size)
+        operands = [query, key, value, *caches, *(inputs[name] for name in (BEGINS, PAST, TABLE))]
         operands += [cos, sin, positions, None, None, ahead]
         if mask.near is not None:
             operands.append(self._near(graph, mask.near, heads))
+        if mask.products is not None:
+            tables = {"near_keys": mask.products.keys, "near_queries": mask.products.queries}
+            operands += [None, *(add_initializer(graph, name, in_lanes(x)) for name, x in tables.items())]
         attributes = {
             "layout": LAYOUT,
             "num_heads": heads,
@@ -203,6 +215,19 @@ class TextRowsPass(GraphPass):
         output.type, output.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([*_SHAPE, heads * size])
         replace(node.outputs[0], output)
         remove_unused(graph, node)
+
+    def _caches(self, graph: ir.Graph, kv_heads: int, size: int) -> list[ir.Value]:
+        """Return the caches of keys and values, which all layers with such heads share."""
+        row = row_bytes(size, _CACHE)
+        shape: list[int | str] = ["blocks", kv_heads, BLOCK_SIZE, row]
+        caches = []
+        for name in (text_cache(KEYS, kv_heads, row), text_cache(VALUES, kv_heads, row)):
+            value = find_input(graph, name)
+            if value is None:
+                value = ir.val(name, ir.DataType.UINT8, shape)
+                graph.inputs.append(value)
+            caches.append(value)
+        return caches
 
     def _near(self, graph: ir.Graph, near: Floats, heads: int) -> ir.Value:
         """Return the biases by distance as an initializer, which layers share."""
@@ -331,136 +356,12 @@ class TextRowsPass(GraphPass):
     def _check(self, graph: ir.Graph) -> None:
         """Refuse a graph in which a node other than attention mixes tokens."""
         for node in graph:
-            if node in self._made or node.domain == DOMAIN or not any(map(inputs_of, _given(node))):
+            if node in self._made or node.domain == DOMAIN or not any(map(inputs_of, given(node))):
                 continue
             if not _is_separate(node):
                 raise UnsupportedAttentionError(
                     f"{node.op_type} {node.name} may mix the tokens of several texts"
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class TextMask:
-    """What a mask does besides hiding padding.
-
-    Args:
-        window: the largest distance of two tokens that attend to each other; None for any.
-        near: what is added to scores by the distance of key and query from -reach to reach, float32 [1 or
-            heads, 2 * reach + 1]; larger distances count as reach; None for nothing.
-        causal: whether a token sees those in front of it and itself only.
-    """
-
-    window: int | None = None
-    near: Floats | None = None
-    causal: bool = False
-
-
-def _meanings(graph: ir.Graph, attentions: Sequence[ir.Node]) -> list[TextMask]:
-    """Return the meaning of the mask of each attention; masks that layers share are evaluated once."""
-    known: dict[ir.Value | None, TextMask] = {}
-    for node in attentions:
-        inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
-        if any(value is not None for value in inputs[4:]) or int_attribute(node, "is_causal", 0):
-            raise UnsupportedAttentionError(f"attention {node.name} is causal or has a cache")
-        if inputs[3] not in known:
-            try:
-                known[inputs[3]] = TextMask() if inputs[3] is None else text_mask(graph, inputs[3])
-            except (GraphError, ValueError, IndexError) as error:
-                raise UnsupportedAttentionError(f"attention {node.name}: its mask {error}") from error
-    return [known[(*node.inputs, None, None)[3]] for node in attentions]
-
-
-def text_mask(graph: ir.Graph, mask: ir.Value) -> TextMask:
-    """Return the meaning of a mask, which is evaluated on texts of several lengths, padded on the right.
-
-    Distances are compared with integer constants and with the lengths of tables upstream, and the evaluation
-    is longer than all of these; so what it shows of the largest distances holds for all larger ones. Where a
-    bias by distance ends may be part of a formula, so it must not change over half of the distances.
-
-    Raises:
-        ValueError: the mask means something else; the message goes on behind "its mask".
-        GraphError: it cannot be evaluated.
-    """
-    if any(value.name not in _TEXT_INPUTS for value in inputs_of(mask)) or _has_products(mask):
-        raise ValueError("depends on more than padding and distance")
-    length = max([_SHORT, *(2 * size + 8 for size in [*integers_upstream(mask), *_table_sizes(mask)])])
-    if length > _LONGEST:
-        raise ValueError(f"has a constant above {_LONGEST // 2}")
-    probe = Probe(graph, mask)
-    meaning = _meaning_at(probe, length)
-    while meaning.near is not None and (length < _BIASED or meaning.near.shape[1] // 2 > length // 2):
-        if length == _LONGEST:
-            raise ValueError("adds a bias that goes on with the distance")
-        length = min(max(_BIASED, 2 * length), _LONGEST)
-        meaning = _meaning_at(probe, length)
-    return meaning
-
-
-def _meaning_at(probe: Probe, length: int) -> TextMask:
-    """Return the meaning of a mask for texts of up to ``length`` tokens.
-
-    Raises:
-        ValueError: see ``text_mask``.
-        GraphError: see ``text_mask``.
-    """
-    real = np.arange(length) < np.array([length, length - 7, 3])[:, None]
-    zeros = np.zeros(real.shape, np.int64)
-    given = {ATTENTION_MASK: real.astype(np.int64), INPUT_IDS: zeros + 1}
-    values, others = (probe({**given, TOKEN_TYPE_IDS: types}) for types in (zeros, zeros + 1))
-    if (values != others).any():
-        raise ValueError("depends on the types of tokens")
-    values = np.where(values, 0.0, 2 * _HIDDEN) if values.dtype == np.bool_ else values
-    values = np.broadcast_to(values, (3, values.shape[1], length, length)).astype(np.float32)
-    seen = values > _HIDDEN
-    places = np.arange(length) - np.arange(length)[:, None]
-    queries = np.broadcast_to(real[:, None, :, None], seen.shape)
-    if (seen == ((places <= 0) & real[:, None, None, :]))[queries].all() and not values[seen].any():
-        return TextMask(causal=True)
-    window = int(seen[0, 0, 0].sum()) - 1
-    expected = (np.abs(places) <= window) & real[:, None, None, :]
-    if (seen != expected)[queries].any():
-        raise ValueError("hides other tokens than padding and distant ones")
-    limit = None if window == length - 1 else window
-    if not (values[seen] != 0).any():
-        return TextMask(limit)
-    if limit is not None:
-        raise ValueError("has a window and a bias")
-    near = np.concatenate(
-        [values[0, :, -1], values[0, :, 0, 1:]], axis=1
-    )  # by distance from -(length - 1) on
-    if (values != near[:, places + length - 1][None])[np.broadcast_to(expected, seen.shape)].any():
-        raise ValueError("adds a bias that does not depend on the distance alone")
-    while near.shape[1] > 3 and all(
-        (near[:, end] == near[:, inner]).all() for end, inner in ((0, 1), (-1, -2))
-    ):
-        near = near[:, 1:-1]
-    return TextMask(None, near)
-
-
-def _table_sizes(mask: ir.Value) -> list[int]:
-    """Return half of the lengths of tables upstream of a mask, which hold distances in both directions."""
-    tensors = [weight(value) for node in _upstream(mask) for value in _given(node)]
-    return sorted(
-        {-(-size // 2) for tensor in tensors if tensor is not None for size in tensor.shape.numpy()}
-    )
-
-
-def _upstream(value: ir.Value, through: frozenset[str] | None = None) -> Iterator[ir.Node]:
-    """Yield the nodes that a value is computed by, each once.
-
-    Args:
-        value: the value.
-        through: operators whose inputs are followed; None follows those of all.
-    """
-    waiting, seen = [value], set[ir.Node]()
-    while waiting:
-        node = waiting.pop().producer()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        if through is None or node.op_type in through:
-            waiting += _given(node)
 
 
 def _replace_mask(graph: ir.Graph) -> None:
@@ -477,26 +378,19 @@ def _replace_mask(graph: ir.Graph) -> None:
     graph.inputs.remove(mask)
 
 
-def _has_products(value: ir.Value) -> bool:
-    return any(node.op_type in ("MatMul", "Gemm", "Attention") for node in _upstream(value))
-
-
-def _row_inputs(graph: ir.Graph, attention: ir.Node) -> dict[str, ir.Value]:
+def _row_inputs(graph: ir.Graph) -> dict[str, ir.Value]:
     """Give the tokens their new shape, and return the inputs that describe the texts."""
     for name in (INPUT_IDS, TOKEN_TYPE_IDS):
         value = find_input(graph, name)
         if value is not None:
             value.shape = ir.Shape(_SHAPE)
-    _, kv_heads, size = _head_sizes(attention)
-    shape: list[int | str] = ["blocks", kv_heads, BLOCK_SIZE, row_bytes(size, _CACHE)]
-    inputs = {name: ir.val(name, ir.DataType.UINT8, shape) for name in (KEYS, VALUES)}
     shapes = {
         BEGINS: ["texts_and_one"],
         PAST: ["texts"],
         TABLE: ["texts", "blocks_of_text"],
         AHEAD: ["tokens"],
     }
-    inputs |= {name: ir.val(name, ir.DataType.INT32, shape) for name, shape in shapes.items()}
+    inputs = {name: ir.val(name, ir.DataType.INT32, shape) for name, shape in shapes.items()}
     graph.inputs.extend(inputs.values())
     return inputs
 
@@ -530,7 +424,7 @@ def _by_length(graph: ir.Graph, value: ir.Value, longest: int) -> tuple[int, int
         None if it is something else.
     """
     sources = {str(source.name) for source in inputs_of(value)}
-    if not sources or sources - set(_TEXT_INPUTS):
+    if not sources or sources - set(TEXT_INPUTS):
         return None
     try:
         probe = Probe(graph, value)
@@ -540,7 +434,7 @@ def _by_length(graph: ir.Graph, value: ir.Value, longest: int) -> tuple[int, int
     for length in (5, 9, longest or _SHORT):
         ones = np.ones((2, length), np.int64)
         try:
-            found = probe(dict.fromkeys(_TEXT_INPUTS, ones))
+            found = probe(dict.fromkeys(TEXT_INPUTS, ones))
         except GraphError:
             return None
         if found.shape not in ((length,), (1, length), (2, length)) or found.dtype != np.int64:
@@ -568,6 +462,10 @@ def _is_zero(value: ir.Value | None) -> bool:
     return number is not None and number.shape == () and int(number) == 0
 
 
+def _is_fixed(value: ir.Value | None) -> bool:
+    return value is not None and not inputs_of(value)
+
+
 def _is_one_number(value: ir.Value | None) -> bool:
     tensor = weight(value)
     return value is None or (tensor is not None and tensor.size == 1)
@@ -581,13 +479,9 @@ def _forget_shapes(graph: ir.Graph) -> None:
                 value.shape = None
 
 
-def _given(node: ir.Node) -> Iterator[ir.Value]:
-    return (value for value in node.inputs if value is not None)
-
-
 def _is_size(value: ir.Value) -> bool:
     """Return whether a value is computed from the size of another one."""
-    return any(node.op_type in ("Shape", "Size") for node in _upstream(value, _OF_SIZES))
+    return any(node.op_type in ("Shape", "Size") for node in upstream(value, _OF_SIZES))
 
 
 def _is_separate(node: ir.Node) -> bool:
@@ -611,7 +505,8 @@ def _is_separate(node: ir.Node) -> bool:
         case "Gemm":
             return not int_attribute(node, "transA", 0) and weight(node.inputs[1]) is not None
         case "Gather":
-            return int_attribute(node, "axis", 0) == 0 and first is not None and not inputs_of(first)
+            axis = int_attribute(node, "axis", 0)
+            return (axis == 0 and _is_fixed(first)) or (axis > 1 and _is_fixed(node.inputs[1]))
         case "RotaryEmbedding":
             return int_attribute(node, "num_heads", 0) > 0
         case "Reshape":

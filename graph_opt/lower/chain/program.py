@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ..attention.native_attention import LAYOUT as CACHES
 from ..products.tiles import LAYOUT as TILES
 
-VERSION = 3
+VERSION = 4
 ABSENT = -(1 << 63)
 ADD, NORM, GATE, PART, LINEAR, ATTENTION, MULTIPLY, CENTER, ACTIVATE, NEAR_ATTENTION = range(10)
 

@@ -46,7 +46,7 @@ ATTENTION_SIZES = (
     "interleaved",
     "cache_type",
 )
-_ATTENTION_INPUTS = 14  # of the step ATTENTION; NEAR_ATTENTION has one more
+_ATTENTION_INPUTS, _NEAR_INPUTS = 14, 17  # of the steps ATTENTION and NEAR_ATTENTION
 _KEY, _VALUE = 1, 2  # inputs of attention that are rows
 _GELU, _GELU_TANH, _RELU = 0, 1, 3  # functions of the step ACTIVATE
 WORK = frozenset({(_OWN, "QuantizedLinear"), (_OWN, "PagedAttention")})
@@ -235,7 +235,8 @@ def _linear(node: ir.Node, program: ChainProgram) -> None:
 
 def _attention(node: ir.Node, program: ChainProgram) -> None:
     near = len(node.inputs) > _ATTENTION_INPUTS
-    operands = [*node.inputs, *[None] * (_ATTENTION_INPUTS - len(node.inputs))]
+    count = _NEAR_INPUTS if near else _ATTENTION_INPUTS
+    operands = [*node.inputs, *[None] * (count - len(node.inputs))]
     places = [
         program.rows(value) if value is not None and index <= _VALUE else program.input(value)
         for index, value in enumerate(operands)

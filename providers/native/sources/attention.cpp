@@ -27,7 +27,7 @@ bool wrong(char* message, size_t length, const char* what, int64_t row, int64_t 
 }
 
 #if defined(__linux__)
-constexpr size_t kStackBytes = 1 << 20;  // `attend` takes 420 kB, with pairs of bfloat16 750 kB
+constexpr size_t kStackBytes = 1 << 20;  // `attend` takes 480 kB, with pairs of bfloat16 750 kB
 
 [[gnu::noinline]] void touch_stack() {
   volatile char pages[kStackBytes];
@@ -80,6 +80,8 @@ bool Attention::check(char* message, size_t length) const {
       return wrong(message, length, "row %lld ends at token %lld, not in order or beyond %lld", r, begins[r + 1], tokens);
     if (past[r] < 0 || past[r] > kMostPositions)
       return wrong(message, length, "row %lld has %lld past tokens, not in [0, %lld]", r, past[r], kMostPositions);
+    if (near_keys != nullptr && past[r] != 0)
+      return wrong(message, length, "row %lld has %lld past tokens; keys by distance are those of new tokens only", r, past[r], 0);
     if (begins[r + 1] == begins[r]) continue;
     const int64_t used = parts(past[r] + begins[r + 1] - begins[r], sizes.block);
     if (used > table_width)

@@ -76,6 +76,11 @@ struct Attention {
   const float* near = nullptr;     // [heads, 2 * reach + 1], added to the scores by distance of key and query, which counts as at most
                                    // `reach` (relative positions, arXiv:1910.10683); or nullptr
   float* output = nullptr;       // [tokens, heads, size]
+  // Keys that queries are multiplied by, and queries that keys are multiplied by, of each distance from -reach on (disentangled
+  // attention, arXiv:2006.03654), [heads, near_groups, size, 16]: both products are added to the scores; or nullptr. Then rows have
+  // no past tokens, and heads do not share keys.
+  const float *near_keys = nullptr, *near_queries = nullptr;
+  int64_t near_groups = 0;
 
   // Writes what is wrong with lengths, block tables and positions; returns false if something is.
   bool check(char* message, size_t length) const;

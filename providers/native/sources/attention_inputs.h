@@ -9,7 +9,7 @@ namespace carryall {
 
 enum AttentionInput : size_t {
   kQuery, kKey, kValue, kKeys, kValues, kBegins, kPast, kTable, kCosines, kSines, kPosition, kSinks, kSlopes,
-  kAhead, kNear,
+  kAhead, kNear, kNearKeys, kNearQueries,
   kAttentionInputs
 };
 
@@ -53,6 +53,21 @@ inline const char* read_optional(const Tensor* inputs, Attention* a) {
       return "near does not have the shape [heads, 2 * reach + 1], or the cache is not float32";
     s.reach = near.dimensions[1] / 2;
     a->near = static_cast<const float*>(near.data);
+  }
+  if (inputs[kNearKeys].data != nullptr || inputs[kNearQueries].data != nullptr) {
+    const int64_t groups = inputs[kNearKeys].rank == 4 ? inputs[kNearKeys].dimensions[1] : 0;
+    if (near.data != nullptr || a->key == nullptr || s.rotary != 0 || s.shared() != 1 || s.cache != CacheType::float32)
+      return "keys by distance need new keys without rotary embedding, a head of keys for each, and a cache of float32";
+    for (size_t i : {kNearKeys, kNearQueries}) {
+      const int64_t* shape = inputs[i].dimensions;
+      if (inputs[i].rank != 4 || shape[0] != s.heads || shape[1] != groups || groups < 1 || groups > kLargest / 16 ||
+          shape[2] != s.size || shape[3] != kGroupPositions)
+        return "near_keys or near_queries does not have the shape [heads, groups, head_size, 16]";
+    }
+    s.reach = groups * kGroupPositions / 2 - 1;
+    a->near_groups = groups;
+    a->near_keys = static_cast<const float*>(inputs[kNearKeys].data);
+    a->near_queries = static_cast<const float*>(inputs[kNearQueries].data);
   }
   a->sinks = static_cast<const float*>(inputs[kSinks].data);
   if (a->sinks != nullptr && inputs[kSinks].elements != s.heads) return "sinks does not have one value per head";

@@ -35,7 +35,7 @@ struct Halves {
 // Scores of some queries and groups of keys. If `kFetch`, asks for the groups `later`, a part for each element.
 template <bool kFetch, class Source, int kRows, int kVectors, class V>
 inline void multiply_keys(const float* queries, int64_t width, int64_t size, const uint8_t* const* groups,
-                          const uint8_t* const* later, float* scores) {
+                          const uint8_t* const* later, float* scores, int64_t scores_step = kTilePositions) {
   V sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
@@ -59,7 +59,7 @@ inline void multiply_keys(const float* queries, int64_t width, int64_t size, con
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) V::store(scores + m * kTilePositions + v * kGroupPositions, sums[m][v]);
+    for (int v = 0; v < kVectors; v++) V::store(scores + m * scores_step + v * kGroupPositions, sums[m][v]);
 }
 
 // Adds values of positions [first, last) of a tile to columns of the results, which are scaled by `factors` before.
@@ -150,37 +150,6 @@ inline V near_of(const float* near, int64_t reach, int64_t distance) {
   return V::load(each);
 }
 
-// Turns the scores of a query into weights relative to the new maximum; returns the factor of what was summed before.
-// It sees positions [first, last) of the tile, and is at the last of these if it has a slope. `near` are its head's biases by
-// distance, or nullptr; it is `own` positions behind the first one of the tile.
-template <class V>
-inline float weigh(const AttentionSizes& s, const Tile& tile, float slope, const float* near, int64_t own, int64_t first,
-                   int64_t last, float* scores, float* most, float* sums) {
-  const int64_t begin = tile.first / kGroupPositions, end = (tile.last + 15) / kGroupPositions;
-  V largest = V::all(kLowest), total = V::all(0.0f);
-  for (int64_t g = begin; g < end; g++) {
-    V x = V::load(scores + 16 * g);
-    if (s.softcap > 0) x = capped(x, s.softcap);
-    if (slope != 0) x = sloped(x, slope, last - 1 - 16 * g);
-    if (near != nullptr) x = add(x, near_of<V>(near, s.reach, 16 * g - own));
-    if (16 * g < first || 16 * g + 16 > last) x = only_lanes(x, first - 16 * g, last - 16 * g, kLowest);
-    V::store(scores + 16 * g, x);
-    largest = maximum(largest, x);
-  }
-  const float old = *most, found = largest.largest();
-  *most = found > old ? found : old;
-  const V shift = V::all(*most);
-  for (int64_t g = begin; g < end; g++) {
-    V x = exponential(subtract(V::load(scores + 16 * g), shift));
-    if (16 * g < first || 16 * g + 16 > last) x = only_lanes(x, first - 16 * g, last - 16 * g, 0.0f);
-    V::store(scores + 16 * g, x);
-    total = add(total, x);
-  }
-  const float factor = exponential_of<V>(old - *most);
-  V::store(sums, fused(V::load(sums), V::all(factor), total));
-  return factor;
-}
-
 // Calls `work` with 1 to kRows queries at a time, groups of nearly equal size, and whether these are all: then they wait
 // for memory, else they share what they read.
 template <int kRows, class V, class Work>
@@ -204,6 +173,102 @@ inline void for_rows(int64_t count, bool halves, const Work& work) {
   }
 }
 
+// Products by distance of the queries of an item, and of the keys of a tile. Each row holds those of consecutive distances, the
+// first of which is that of column 0; there are never more than 48 + 64 - 1, from any column on.
+struct NearProducts {
+  static constexpr int64_t kColumns = 128, kMargin = 16;  // unseen positions are read too
+  alignas(64) float memory[2 * kMargin + (kItemQueries + kTilePositions) * kColumns];
+  int64_t first;
+
+  float* query(int64_t m) { return memory + kMargin + m * kColumns; }
+  float* key(int64_t n) { return query(kItemQueries + n); }
+};
+
+// Multiplies `count` rows by groups [first, last) of a table.
+template <class V, class Row>
+inline void near_rows(const float* table, int64_t size, int64_t first, int64_t last, const float* rows, int64_t step, int64_t count,
+                      const Row& out) {
+  for_rows<V>(count, false, [&](int64_t m, auto kCount, auto, auto) {
+    const uint8_t* groups[V::kTogether];
+    int64_t g = first;
+    const auto place = [&](int64_t some) {
+      for (int64_t v = 0; v < some; v++) groups[v] = reinterpret_cast<const uint8_t*>(table + (g + v) * size * kGroupPositions);
+    };
+    for (; g + V::kTogether <= last; g += V::kTogether) {
+      place(V::kTogether);
+      multiply_keys<false, Floats<V>, decltype(kCount)::value, V::kTogether, V>(
+          rows + m * step, step, size, groups, groups, out(m) + (g - first) * kGroupPositions, NearProducts::kColumns);
+    }
+    for (; g < last; g++) {
+      place(1);
+      multiply_keys<false, Floats<V>, decltype(kCount)::value, 1, V>(rows + m * step, step, size, groups, groups,
+                                                                     out(m) + (g - first) * kGroupPositions, NearProducts::kColumns);
+    }
+  });
+}
+
+// Computes the products of an item and a tile whose first position is `base`.
+template <class V>
+inline void multiply_near(const Attention& a, const AttentionItem& item, const Tile& tile, int64_t base, const float* queries,
+                          NearProducts* products) {
+  const AttentionSizes& s = a.sizes;
+  const auto column = [&](int64_t distance) { return s.reach + (distance < -s.reach ? -s.reach : distance > s.reach ? s.reach : distance); };
+  const int64_t first = column(base + tile.first - (item.first + item.count - 1)) / kGroupPositions;
+  const int64_t last = column(base + tile.last - 1 - item.first) / kGroupPositions + 1;
+  const int64_t table = item.head * a.near_groups * s.size * kGroupPositions;
+  products->first = first * kGroupPositions;
+  near_rows<V>(a.near_keys + table, s.size, first, last, queries, s.width(), item.count, [&](int64_t m) { return products->query(m); });
+  const float* keys = a.key + (a.begins[item.row] + base + tile.first) * a.key_step + item.head * s.size;
+  near_rows<V>(a.near_queries + table, s.size, first, last, keys, a.key_step, tile.last - tile.first,
+               [&](int64_t n) { return products->key(tile.first + n); });
+}
+
+// The products of query `m` and of 16 keys from `n` of the tile on, the first of them `distance` behind the query.
+template <class V>
+inline V near_scores(NearProducts* products, int64_t reach, int64_t m, int64_t n, int64_t distance) {
+  const float* query = products->query(m);
+  const int64_t begin = reach - products->first;
+  float own[16], others[16];
+  const bool whole = distance >= -reach && distance + 15 <= reach;
+  for (int64_t i = 0; i < 16; i++) {
+    const int64_t d = distance + i, column = begin + (whole ? d : d < -reach ? -reach : d > reach ? reach : d);
+    if (!whole) own[i] = query[column];
+    others[i] = products->key(n + i)[column];
+  }
+  return add(whole ? V::load(query + begin + distance) : V::load(own), V::load(others));
+}
+
+// Turns the scores of a query into weights relative to the new maximum; returns the factor of what was summed before.
+// It sees positions [first, last) of the tile, and is at the last of these if it has a slope. `near` returns what is added
+// by distance to the scores of 16 positions from one on.
+template <class V, class Near>
+inline float weigh(const AttentionSizes& s, const Tile& tile, float slope, const Near& near, int64_t first, int64_t last,
+                   float* scores, float* most, float* sums) {
+  const int64_t begin = tile.first / kGroupPositions, end = (tile.last + 15) / kGroupPositions;
+  V largest = V::all(kLowest), total = V::all(0.0f);
+  for (int64_t g = begin; g < end; g++) {
+    V x = V::load(scores + 16 * g);
+    if (s.softcap > 0) x = capped(x, s.softcap);
+    if (slope != 0) x = sloped(x, slope, last - 1 - 16 * g);
+    if (s.reach > 0) x = add(x, near(16 * g));
+    if (16 * g < first || 16 * g + 16 > last) x = only_lanes(x, first - 16 * g, last - 16 * g, kLowest);
+    V::store(scores + 16 * g, x);
+    largest = maximum(largest, x);
+  }
+  const float old = *most, found = largest.largest();
+  *most = found > old ? found : old;
+  const V shift = V::all(*most);
+  for (int64_t g = begin; g < end; g++) {
+    V x = exponential(subtract(V::load(scores + 16 * g), shift));
+    if (16 * g < first || 16 * g + 16 > last) x = only_lanes(x, first - 16 * g, last - 16 * g, 0.0f);
+    V::store(scores + 16 * g, x);
+    total = add(total, x);
+  }
+  const float factor = exponential_of<V>(old - *most);
+  V::store(sums, fused(V::load(sums), V::all(factor), total));
+  return factor;
+}
+
 template <class V>
 struct Scratch {
   alignas(64) float queries[kItemQueries * kWideHead];
@@ -212,6 +277,7 @@ struct Scratch {
   alignas(64) float sums[kItemQueries * 16];
   alignas(64) float keys[kTilePositions * kLargestHead];  // converted ones
   alignas(64) float values[kTilePositions * kLargestHead];
+  NearProducts near;
   float factors[kItemQueries], most[2 * kItemQueries], sum[2 * kItemQueries];
 };
 
@@ -246,15 +312,20 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
       score_rows<decltype(fetched)::value, decltype(source), decltype(rows)::value, V>(
           tile, memory->queries + m * width, width, s.size, memory->scores + m * kTilePositions);
     });
+    if (a.near_keys != nullptr) multiply_near<V>(a, item, tile, base, memory->queries, &memory->near);
     for (int64_t m = 0; m < count; m++) {
       const int64_t own = (item.first + m) / shared;
       const Range seen = a.seen(item.row, own, own);
       const int64_t first = seen.first > base ? seen.first - base : 0, last = seen.last - base;
       float* scores = memory->scores + m * kTilePositions;
       memory->factors[m] = 1.0f;
+      const auto near = [&](int64_t position) {
+        const int64_t distance = base + position - a.past[item.row] - own;
+        return a.near != nullptr ? near_of<V>(near_by(a, item, m), s.reach, distance)
+                                 : near_scores<V>(&memory->near, s.reach, m, position, distance);
+      };
       if (last > 0 && first < kTilePositions)
-        memory->factors[m] = weigh<V>(s, tile, slope_of(a, item, m), near_by(a, item, m), a.past[item.row] + own - base, first, last,
-                                      scores, state.most + m, memory->sums + 16 * m);
+        memory->factors[m] = weigh<V>(s, tile, slope_of(a, item, m), near, first, last, scores, state.most + m, memory->sums + 16 * m);
       else
         memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));
     }

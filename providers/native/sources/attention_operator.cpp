@@ -15,6 +15,9 @@
 //  12 slopes   float [heads], optional
 //  13 ahead    int32 [tokens], optional: how many positions behind a token it sees too
 //  14 near    float [heads, 2 * reach + 1], optional: added to scores by distance, see attention.h; with a cache of float32
+//  15 near_keys    float [heads, groups, head_size, 16], optional: keys of each distance from 1 - 8 * groups to 8 * groups - 1,
+//                  see attention.h
+//  16 near_queries the same, with 15 only
 //  -> float [..., heads * size]
 //
 // Attributes: layout, num_heads, kv_num_heads, head_size, block_size, window (0 is none), rotary_dim, interleaved,

@@ -149,7 +149,7 @@ const char* Program::read_step(Step* step) {
   step->out = values_[index];
   if ((widths_[index] < 0) != (step->kind == StepKind::part)) return "a step of the program writes a wrong kind of register";
   const char* wrong = step->kind == StepKind::linear      ? read_linear(step, x)
-                      : step->kind == StepKind::attention ? read_attention(step, x, kAttentionInputs - 1)
+                      : step->kind == StepKind::attention ? read_attention(step, x, kNear)
                       : step->kind == StepKind::near_attention ? read_attention(step, x, kAttentionInputs)
                                                           : read_simple(step, out, x);
   written_[index] = true;
@@ -299,7 +299,7 @@ const char* Program::check_tables(const Attention& a) {
                     before->rows == a.rows && before->table_width == a.table_width && before->blocks == a.blocks &&
                     before->sizes.block == a.sizes.block && (before->sizes.rotary > 0) == (a.sizes.rotary > 0) &&
                     before->positions == a.positions && before->angles == a.angles && before->ahead == a.ahead &&
-                    before->slopes == a.slopes;
+                    before->slopes == a.slopes && (before->near_keys == nullptr) == (a.near_keys == nullptr);
   return same || a.check(message_, sizeof message_) ? nullptr : message_;
 }
 

@@ -15,14 +15,14 @@
 //   linear     out, x, weights, bias, inputs, outputs, bits, block_size, group_size, offsets (see layout.h)
 //   attention  out, the 14 inputs of PagedAttention, num_heads, kv_num_heads, head_size, block_size, window, rotary_dim,
 //              interleaved, cache_type, scale and softcap (bits of floats), reads_only
-//   near_attention  the same with 15 inputs, the last of which is near
+//   near_attention  the same with 17 inputs, the last of which are near, near_keys and near_queries
 #pragma once
 #include "attention_inputs.h"
 #include "chain.h"
 
 namespace carryall {
 
-constexpr int64_t kChainVersion = 3, kAbsent = INT64_MIN;
+constexpr int64_t kChainVersion = 4, kAbsent = INT64_MIN;
 
 // Functions return what is wrong, nullptr if nothing is. They are called in the order read_header, place, read_steps.
 class Program {

@@ -9,7 +9,7 @@ import numpy as np
 
 from ....errors import RequestError, UnsupportedTaskError
 from ....proto import generation_pb2, tasks_pb2
-from ...api.embedding import Pooling
+from ...api.embedding import Input, Pooling
 from ...api.vectors import cut_vectors
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler
@@ -155,11 +155,13 @@ def _alone(texts: Sequence[str | tuple[str, str]]) -> list[str]:
     return alone
 
 
-def _input(message: tasks_pb2.EmbedInput) -> str | list[int]:
+def _input(message: tasks_pb2.EmbedInput) -> Input:
     match message.WhichOneof("input"):
         case "text":
             return message.text
         case "token_ids":
             return list(message.token_ids.ids)
+        case "image":
+            return {"image": message.image}
         case _:
-            raise RequestError("an input is empty; set one of text, token_ids")
+            raise RequestError("an input is empty; set one of text, token_ids, image")

@@ -42,8 +42,12 @@ NEEDED: dict[str, dict[str, Any]] = {
         "rope.freq_base_swa": 1e4,
     },
 }
-LAYERS: dict[str, Any] = {f"model.layers.{layer}.mixer.q_proj.weight": np.zeros((4, 4), np.float32) for layer in range(6)}
-EMBEDDINGS: dict[str, Any] = {f"model.{name}.weight": np.zeros((8, 4), np.float32) for name in ("embed_tokens", "embeddings")}
+LAYERS: dict[str, Any] = {
+    f"model.layers.{layer}.mixer.q_proj.weight": np.zeros((4, 4), np.float32) for layer in range(6)
+}
+EMBEDDINGS: dict[str, Any] = {
+    f"model.{name}.weight": np.zeros((8, 4), np.float32) for name in ("embed_tokens", "embeddings")
+}
 
 
 def metadata(name: str = "llama", **changes: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from operator_host import Call, OperatorHost, RefusedError, build_host
 from paged_attention_reference import BFLOAT16, FLOAT32, INT8, random_case
 from quantized_linear_reference import Weight, grouped_weight, random_weight
 
+from carryall.graph_opt.lower.attention.near_products import in_lanes
 from carryall.graph_opt.lower.chain.program import (
     ABSENT,
     ACTIVATE,
@@ -41,6 +42,7 @@ from carryall.graph_opt.lower.products.tiles import LAYOUT
 from carryall.providers.native.compiler import find_compiler
 
 Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 HIDDEN, INNER = 96, 50
 
 
@@ -234,7 +236,7 @@ def test_another_version_is_refused_with_both(host: OperatorHost) -> None:
     call = MAKERS["chain"](np.random.default_rng(0)).call
     numbers = np.array(call.inputs[0])
     numbers[0] = 9
-    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 3, 2, 2"):
+    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 4, 2, 2"):
         host.run(Call("Chain", {}, [numbers, *call.inputs[1:]]))
 
 
@@ -265,39 +267,98 @@ def test_attention_in_a_chain_equals_the_operator(
             np.testing.assert_array_equal(host.run(call), expected)
 
 
+class Texts:
+    """Random texts of several lengths, one behind the other, and the operands of attention over them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.heads, self.size, lengths = np.random.default_rng(seed), 2, 24, [3, 90, 1, 300]
+        self.begins = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        self.x = self.rng.standard_normal((self.begins[-1], 3 * self.heads * self.size)).astype(np.float32)
+        blocks = -(-np.array(lengths) // 32)
+        table = (np.cumsum(blocks) - blocks)[:, None] + np.minimum(
+            np.arange(blocks.max()), blocks[:, None] - 1
+        )
+        positions = np.arange(self.begins[-1]) - np.repeat(self.begins[:-1], lengths)
+        ahead = (np.repeat(lengths, lengths) - 1 - positions).astype(np.int32)
+        cache = np.zeros((blocks.sum(), self.heads, 32, 4 * 32), np.uint8)
+        past = np.zeros(len(lengths), np.int32)
+        self.inputs = [cache, cache.copy(), self.begins, past, table.astype(np.int32), ahead]
+
+    def call(self, near: Sequence[int], *arrays: Floats, changed: int = -1) -> Call:
+        """Return a chain of attention with these inputs behind the others; ``changed`` has past tokens."""
+        inputs = [x.copy() for x in self.inputs]
+        if changed >= 0:
+            inputs[3][changed] = 1
+        sizes = [self.heads, self.heads, self.size, 32, 0, 0, 0, 0]
+        places = [1, 2, 3, 4, 5, *[ABSENT] * 5, 6, *near]
+        floats = float_bits(self.size**-0.5), float_bits(0)
+        step = (NEAR_ATTENTION, -1, 0, ABSENT, ABSENT, *places, *sizes, *floats, 0)
+        numbers = program([self.heads * self.size], 1, [step])
+        return Call("Chain", {}, [numbers, self.x, *inputs, *arrays], threads=2)
+
+    def attention(self, added: Callable[[Array, Array, Array], Array]) -> Array:
+        """Return the result; ``added`` to the scores is computed from queries, keys and distances."""
+        expected = np.empty((self.begins[-1], self.heads * self.size))
+        for begin, end in pairwise(self.begins):
+            parts = self.x[begin:end].astype(np.float64).reshape(-1, 3, self.heads, self.size)
+            q, k, v = parts.transpose(1, 2, 0, 3)
+            distance = np.arange(end - begin) - np.arange(end - begin)[:, None]
+            scores = q @ k.transpose(0, 2, 1) * self.size**-0.5 + added(q, k, distance)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            rows = weights / weights.sum(-1, keepdims=True) @ v
+            expected[begin:end] = rows.transpose(1, 0, 2).reshape(end - begin, -1)
+        return expected
+
+
+def equal_on_every_instruction_set(library: Path, host: Path, call: Call) -> Floats:
+    found: list[Floats] = []
+    for isa in isas(library):
+        with OperatorHost([str(host), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
+            found.append(np.asarray(opened.run(call)))
+        np.testing.assert_array_equal(found[-1], found[0], isa)
+    return found[0]
+
+
 @pytest.mark.parametrize("reach", [1, 5, 200])
 def test_biases_by_distance_are_added_to_scores(host_program: Path, library: Path, reach: int) -> None:
-    rng, found, lengths, heads, size = np.random.default_rng(reach), [], [3, 90, 1, 300], 2, 16
-    begins = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    x = rng.standard_normal((begins[-1], 3 * heads * size)).astype(np.float32)
-    near = (rng.standard_normal((heads, 2 * reach + 1)) * 2).astype(np.float32)
-    blocks = -(-np.array(lengths) // 32)
-    table = (np.cumsum(blocks) - blocks)[:, None] + np.minimum(np.arange(blocks.max()), blocks[:, None] - 1)
-    positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
-    ahead = (np.repeat(lengths, lengths) - 1 - positions).astype(np.int32)
-    cache = np.zeros((blocks.sum(), heads, 32, 4 * size), np.uint8)
-    past = np.zeros(len(lengths), np.int32)
-    inputs = [cache, cache.copy(), begins, past, table.astype(np.int32), ahead, near]
-    sizes, scale = [heads, heads, size, 32, 0, 0, 0, 0], size**-0.5
-    places = [1, 2, 3, 4, 5, *[ABSENT] * 5, 6, 7]
-    step = (NEAR_ATTENTION, -1, 0, ABSENT, ABSENT, *places, *sizes, float_bits(scale), float_bits(0), 0)
-    expected = np.empty((begins[-1], heads * size))
-    for begin, end in pairwise(begins):
-        q, k, v = x[begin:end].astype(np.float64).reshape(-1, 3, heads, size).transpose(1, 2, 0, 3)
-        distance = np.arange(end - begin) - np.arange(end - begin)[:, None]
-        scores = q @ k.transpose(0, 2, 1) * scale + near[:, np.clip(distance, -reach, reach) + reach]
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        rows = weights / weights.sum(-1, keepdims=True) @ v
-        expected[begin:end] = rows.transpose(1, 0, 2).reshape(end - begin, -1)
-    for isa in isas(library):
-        with OperatorHost([str(host_program), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
-            call = Call("Chain", {}, [program([heads * size], 1, [step]), x, *inputs], threads=2)
-            found.append(opened.run(call))
-        np.testing.assert_allclose(found[-1], expected, rtol=0, atol=5e-6)
-        np.testing.assert_array_equal(found[-1], found[0])
-    wrong = Call("Chain", {}, [program([heads * size], 1, [step]), x, *inputs[:-1], near[:, 1:]])
+    texts = Texts(reach)
+    near = (texts.rng.standard_normal((texts.heads, 2 * reach + 1)) * 2).astype(np.float32)
+    call = texts.call([7, ABSENT, ABSENT], near)
+    expected = texts.attention(lambda q, k, distance: near[:, np.clip(distance, -reach, reach) + reach])
+    found = equal_on_every_instruction_set(library, host_program, call)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
+    wrong = texts.call([7, ABSENT, ABSENT], near[:, 1:])
     with OperatorHost([str(host_program), str(library)]) as opened, pytest.raises(RefusedError, match="near"):
         opened.run(wrong)
+
+
+@pytest.mark.parametrize("reach", [3, 20, 299])
+def test_products_by_distance_are_added_to_scores(host_program: Path, library: Path, reach: int) -> None:
+    """Disentangled attention: queries by keys of distances, and keys by queries of distances."""
+    texts = Texts(reach)
+    shape = (2, texts.heads, 2 * reach + 1, texts.size)
+    keys, queries = (texts.rng.standard_normal(shape) / 4).astype(np.float32)
+
+    def added(q: Array, k: Array, distance: Array) -> Array:
+        row = np.clip(distance, -reach, reach) + reach
+        of_queries = np.einsum("hqd,hqkd->hqk", q, keys[:, row]) * texts.size**-0.5
+        of_keys = np.einsum("hkd,hqkd->hqk", k, queries[:, row])
+        return np.asarray(of_queries + of_keys)
+
+    tables = [in_lanes(keys), in_lanes(queries)]
+    found = equal_on_every_instruction_set(library, host_program, texts.call([ABSENT, 7, 8], *tables))
+    np.testing.assert_allclose(found, texts.attention(added), rtol=0, atol=5e-6)
+    near = np.zeros((texts.heads, 3), np.float32)
+    wrong = {
+        "near_keys or near_queries does not have": texts.call([ABSENT, 7, 8], tables[0], tables[1][:, :, 1:]),
+        "near_keys or": texts.call([ABSENT, 7, ABSENT], tables[0]),
+        "keys by distance need": texts.call([9, 7, 8], *tables, near),
+        "those of new tokens only": texts.call([ABSENT, 7, 8], *tables, changed=1),
+    }
+    with OperatorHost([str(host_program), str(library)]) as opened:
+        for message, call in wrong.items():
+            with pytest.raises(RefusedError, match=message):
+                opened.run(call)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [40, 3]])

@@ -40,8 +40,9 @@ def test_a_graph_is_lowered_once_until_it_changes(tmp_path: Path) -> None:
     assert text_graph(model, get_provider("cpu"), None) != first
 
 
-def test_joined_and_padded_texts_agree(tmp_path: Path) -> None:
-    model = exported(tmp_path, "bert")
+@pytest.mark.parametrize("case", ["bert", "deberta-v2", "embedding-gemma2-text"])
+def test_joined_and_padded_texts_agree(tmp_path: Path, case: str) -> None:
+    model = exported(tmp_path, case)
     joined, padded = open_texts(model, ("cpu",), None), PaddedTexts(model, ("cpu",), "to compare")
     assert isinstance(joined, JoinedTexts)
     assert joined.padded is None
@@ -54,11 +55,11 @@ def test_joined_and_padded_texts_agree(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_keeps_its_form_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = exported(tmp_path, "deberta-v2")
+    model = exported(tmp_path, "deberta-v2-apart")
     with caplog.at_level(logging.INFO, "carryall"):
         session = open_texts(model, ("cpu",), None)
     assert isinstance(session, PaddedTexts)
-    assert "depends on more than padding and distance" in str(session.padded)
+    assert "may mix the tokens of several texts" in str(session.padded)
     assert str(session.padded) in caplog.text
     assert text_graph(model, get_provider("cpu"), None) == Unlowered(str(session.padded), foreign=False)
 

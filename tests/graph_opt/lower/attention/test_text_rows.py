@@ -19,7 +19,7 @@ from carryall.contract import TERM_WEIGHTS
 from carryall.errors import UnsupportedAttentionError
 from carryall.exporter.encoders.export import export_encoder
 from carryall.graph_opt.graph.saving import save_model
-from carryall.graph_opt.lower.attention.text_rows import TextMask, text_mask
+from carryall.graph_opt.lower.attention.text_masks import TextMask, text_mask
 from carryall.graph_opt.lower.kernels import CPU
 from carryall.graph_opt.lower.pipelines.texts import text_passes
 from carryall.graph_opt.pipeline.pipeline import run
@@ -30,13 +30,11 @@ from carryall.runtime.api.text_session import JoinedTexts, PaddedTexts, Tokens, 
 GOLDEN = Path(__file__).parents[3] / "exporter" / "golden" / "encoders.npz"
 # What keeps its form, and why.
 REFUSED = {
-    "deberta-v2": "depends on more than padding and distance",
-    "deberta-v2-reranker": "depends on more than padding and distance",
-    "deberta-v2-apart": "depends on more than padding and distance",
-    "embedding-gemma2": "Gather .* may mix",
-    "embedding-gemma2-text": "Gather .* may mix",
+    "deberta-v2-apart": "Transpose .* may mix",
 }
 JOINED = [case for case in CASES if case not in REFUSED]
+# Norms over 4 elements: transformers' own states of a text alone differ by 1.3e-5 from those in a batch.
+TOLERANCE = {"embedding-gemma2": 2.5e-5, "embedding-gemma2-text": 2.5e-5}
 
 
 def opened(folder: Path, case: str) -> JoinedTexts:
@@ -61,9 +59,8 @@ def test_states_and_logits_equal_those_of_transformers(tmp_path: Path, case: str
     texts = [text(i[r].tolist(), t[r].tolist()) for i, t, r in zip(ids, types, real, strict=True)]
     found = dict(zip(session.ranks, session.run(list(session.ranks), texts), strict=True))
     with np.load(GOLDEN) as golden:
-        np.testing.assert_allclose(
-            found["last_hidden_state"], golden[f"{case}/states"][real], rtol=0, atol=1e-5
-        )
+        states = golden[f"{case}/states"][real]
+        np.testing.assert_allclose(found["last_hidden_state"], states, rtol=0, atol=TOLERANCE.get(case, 1e-5))
         if CASES[case][1] in (CLASSIFIER, TOKENS):
             logits = golden[f"{case}/logits"]
             logits = logits if CASES[case][1] == CLASSIFIER else logits[real]
@@ -79,7 +76,10 @@ def test_graphs_that_mix_tokens_elsewhere_are_refused(tmp_path: Path, case: str)
 
 @pytest.fixture(scope="module")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JoinedTexts]:
-    names = ("bert", "roberta", "modernbert", "mpnet", "gemma3-text", "eurobert-mean")
+    names = [
+        *("bert", "roberta", "modernbert", "mpnet", "gemma3-text", "eurobert-mean"),
+        *("deberta-v2", "deberta-v2-far", "embedding-gemma2-text"),
+    ]
     return {name: opened(tmp_path_factory.mktemp(name), name) for name in names}
 
 

@@ -154,6 +154,13 @@ def test_vectors_of_pictures(tmp_path: Path) -> None:
             np.testing.assert_allclose(found["embedding"], encoder.embed(["a cat", asked[0]]), **CLOSE)
             found = await by_grpc(served, "clip", {"image": files}, dimensions=4, normalize=False)
             np.testing.assert_allclose(found["embedding"], encoder.embed(asked, dimensions=4), **CLOSE)
+            async with AsyncClient(served.address, attempts=1) as client:
+                vectors = await client.embed(["a cat", *asked], model="clip", normalize=False)
+                np.testing.assert_allclose(vectors, encoder.embed(["a cat", *asked]), **CLOSE)
+                with pytest.raises(RequestError, match="text 1"):
+                    await client.embed(["a cat", {"image": b"no picture"}], model="clip")
+                with pytest.raises(RequestError, match="a picture to embed must be"):
+                    await client.embed([{"image": b"", "text": b""}], model="clip")
             refused: list[tuple[dict[str, list[str]], str]] = [
                 ({"image": ["no picture"]}, "text 0"),
                 ({"image": ["/etc/passwd"]}, "text 0"),
