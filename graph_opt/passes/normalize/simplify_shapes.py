@@ -19,6 +19,13 @@ from ...graph.edit import insert, replace, shared_constant
 from ..base import GraphPass
 
 _SHAPE_CHANGERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten"})
+# Each type holds all values of those before it.
+_RISING = (
+    ("BOOL", "INT8", "INT16", "INT32", "INT64"),
+    ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64"),
+    ("FLOAT16", "FLOAT", "DOUBLE"),
+    ("BFLOAT16", "FLOAT", "DOUBLE"),
+)
 
 
 class SimplifyShapesPass(GraphPass):
@@ -140,7 +147,7 @@ def _equal_input(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
         case "Identity":
             return source
         case "Cast":
-            return source if facts.dtype(source) == node.attributes["to"].as_int() else None
+            return _exactly_cast(facts, node)
         case "Reshape" | "Expand" | "Unsqueeze" | "Squeeze" | "Flatten":
             return source if equal else None
         case "Slice":
@@ -153,6 +160,30 @@ def _equal_input(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
             return _only_part(facts, node)
         case _:
             return None
+
+
+def _exactly_cast(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:
+    """Return the value that a Cast gives unchanged, maybe behind a Cast to a type that holds its values.
+
+    onnxruntime drops such pairs even where a branch of If reads them, and cannot run the rest (1.32).
+    """
+    source, wanted = node.inputs[0], node.attributes["to"].as_int()
+    if source is None or facts.dtype(source) == wanted:
+        return source
+    wider = source.producer()
+    if wider is None or wider.op_type != "Cast" or wider.domain:
+        return None
+    first = wider.inputs[0]
+    held = facts.dtype(first)
+    if first is None or held != wanted or not _holds(wider.attributes["to"].as_int(), wanted):
+        return None
+    return first
+
+
+def _holds(wider: int, narrow: int) -> bool:
+    """Return whether each value of a type is one of another type, by the numbers of ONNX's types."""
+    wide, small = ir.DataType(wider).name, ir.DataType(narrow).name
+    return any(small in rising and wide in rising[rising.index(small) + 1 :] for rising in _RISING)
 
 
 def _only_part(facts: ShapeFacts, node: ir.Node) -> ir.Value | None:

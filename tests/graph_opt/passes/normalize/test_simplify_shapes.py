@@ -33,6 +33,31 @@ def test_transposes_cancel_and_reshapes_join() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wide", "narrow", "cancels"),
+    [
+        ("double", "float", True),
+        ("float", "float16", True),
+        ("int64", "bool", True),
+        ("int64", "uint8", False),
+        ("double", "int64", False),
+        ("float16", "float", False),
+        ("float", "int32", False),
+    ],
+)
+def test_a_cast_to_a_type_that_holds_all_values_and_back_is_none(
+    wide: str, narrow: str, cancels: bool
+) -> None:
+    """Read by a branch of If, onnxruntime does not run such a pair, even without optimizations."""
+    numbers = [ir.DataType[name.upper()].value for name in (wide, narrow)]
+    body = f"""a = Cast <to = {numbers[0]}> (x) c = Cast <to = {numbers[1]}> (a)
+        y = If (yes) <then_branch = t () => ({narrow}[2] p) {{ p = Identity (c) }},
+        else_branch = e () => ({narrow}[2] q) {{ q = Identity (c) }}>"""
+    model = graph(f"g ({narrow}[2] x, bool yes) => ({narrow}[2] y) {{ {body} }}")
+    apply(SimplifyShapesPass(decoder=False), model)
+    assert [node.op_type for node in model.graph] == ([] if cancels else ["Cast", "Cast"]) + ["If"]
+
+
+@pytest.mark.parametrize(
     "body",
     [
         "t = Transpose <perm = [1, 0]> (x) y = Transpose <perm = [1, 0]> (t)",
