@@ -77,8 +77,8 @@ class ShardedRunner(Runner):
         """Run one step; see ``Runner.forward``."""
         self._revive()
         self._check_filled(row.slot for row in rows if row.start)
+        self._filled |= {row.slot for row in rows}  # also if a rank ends: what the slots hold is not known
         results = self._call("forward", list(rows))
-        self._filled |= {row.slot for row in rows}
         for row, states in zip(rows, results[0][1], strict=True):
             if row.last_hidden_states is not None:
                 row.last_hidden_states[:] = states
