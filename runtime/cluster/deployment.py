@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import MissingExtraError, ServiceUnavailableError, UsageError
-from ..batch.workers.cluster import LOCAL, connect, ship
+from ..process.ray_cluster import LOCAL, connect, ship
 from ..service.core.config import ServerConfig
 from .replica import Front, Replica, ReplicaSpec
 

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...errors import ServiceUnavailableError
-from ..batch.workers.cluster import ray_module, unpacked
 from ..engine.config import EngineConfig
 from ..models.config import ModelConfig
+from ..process.ray_cluster import ray_module, unpacked
 from ..service.core.config import ServerConfig
 from ..service.core.repository import ModelRepository
 from ..service.core.served_model import load_served_model

@@ -75,7 +75,7 @@ def test_a_request_that_ends_a_rank_each_time_fails_alone(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(runner, "forward", fatal)
     with LLM(loaded) as llm:
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in ([5, 6, 7], [5, deadly])], GREEDY)
+        outputs = llm.generate([[5, 6, 7], [5, deadly]], GREEDY)
         assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error"]
         with pytest.raises(ProviderRuntimeError, match="rank 0 of 2"):
             outputs[1].check()
