@@ -30,7 +30,7 @@ def ray_module() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise MissingExtraError("--ray", "ray", "ray") from error
+        raise MissingExtraError("a Ray cluster", "ray", "ray") from error
     return ray
 
 

@@ -21,6 +21,7 @@ from .worker import WorkerSpec, open_worker
 _CALL_LINES = 512
 _WAIT_SECONDS = 0.2
 
+
 def cluster_pool(
     spec: WorkerSpec, address: str, workers: int, resources: Mapping[str, float] | None = None
 ) -> WorkerPool:
