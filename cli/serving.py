@@ -117,10 +117,10 @@ def serve_on_cluster(chosen: Chosen, name: str, on_ready: Callable[[str], None])
 
     async def run() -> None:
         spec = ReplicaSpec(name, chosen.model, chosen.engine, chosen.server)
-        address = await asyncio.to_thread(deploy, spec)
+        deployed = await asyncio.to_thread(deploy, spec)
         with stop_signal() as stop:  # replaces Ray's handler, which aborts the process 3 s after SIGTERM
-            on_ready(address)
+            on_ready(deployed.address)
             await stop.wait()
-        await asyncio.to_thread(remove)
+        await asyncio.to_thread(remove, deployed)
 
     asyncio.run(run())

@@ -10,6 +10,7 @@ What depends on token ids but on no attention, such as embeddings of each layer,
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,68 @@ class LayerRange:
 def num_layers(graph: ir.Graph) -> int:
     """Return the number of layers with attention to a KV cache."""
     return len(_attentions(graph))
+
+
+def balanced_ranges(graph: ir.Graph, count: int) -> list[LayerRange]:
+    """Cut the layers of a decoder into ``count`` ranges whose products take about the same time.
+
+    Layers count by the bytes of weights between one attention and the next, and the last range has the head.
+    The largest range is as small as possible (Kernighan, JACM 1971, by dynamic programming).
+
+    Raises:
+        UsageError: the model has fewer layers.
+    """
+    costs = _layer_costs(graph)
+    layers = len(costs)
+    if not 1 <= count <= layers:
+        raise UsageError(f"the model has {layers} layers, which cannot be cut into {count} stages")
+    sums = [0, *itertools.accumulate(costs)]
+    # By number of layers: the largest range, and where the last one begins; for one range, then for more.
+    best = [(sums[end], 0) for end in range(layers + 1)]
+    cuts = [best]
+    for number in range(1, count):  # ranges before the last one, each of one layer or more
+        best = [
+            min(
+                ((max(best[cut][0], sums[end] - sums[cut]), cut) for cut in range(number, end)),
+                default=(0, 0),
+            )
+            for end in range(layers + 1)
+        ]
+        cuts.append(best)
+    ranges, end = [], layers
+    for known in reversed(cuts):
+        ranges.append(LayerRange(known[end][1], end - 1))
+        end = known[end][1]
+    return ranges[::-1]
+
+
+def _layer_costs(graph: ir.Graph) -> list[int]:
+    """Return the bytes of weights of each layer, the head's with the last layer."""
+    owners = {node: layer for layer, node in enumerate(_attentions(graph))}
+    parts, part = [0] * (len(owners) + 1), 0
+    live = set(graph.inputs)
+    for node in graph:
+        part = max(part, owners.get(node, -1) + 1)
+        if not live.isdisjoint(node.inputs):
+            live.update(node.outputs)
+            if node.op_type not in ("Gather", "Attention"):
+                parts[part] += sum(tensor.nbytes for tensor in _weights(node, live))
+    # What is behind an attention, up to the next one, is most of a layer.
+    return [max(1, size) for size in parts[1:]]
+
+
+def _weights(node: ir.Node, live: set[ir.Value]) -> Iterator[ir.TensorProtocol]:
+    """Yield the weights of a node, also those that other nodes dequantize or transpose for it."""
+    found, waiting = set[ir.Value](), [*node.inputs]
+    while waiting:
+        value = waiting.pop()
+        if value is None or value in live or value in found:
+            continue
+        found.add(value)
+        if (tensor := weight(value)) is not None:
+            yield tensor
+        elif (producer := value.producer()) is not None:
+            waiting += producer.inputs
 
 
 class KeepLayersPass(GraphPass):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ...errors import CarryallError, ProviderRuntimeError
 from ..base import KVEviction, Row, Runner, RunnerConfig, RunnerInfo
+from .filled_slots import FilledSlots
 from .ranks_memory import RanksMemory
 from .runner_process import RunnerProcess
 
@@ -47,8 +48,7 @@ class ShardedRunner(Runner):
         self._config = dataclasses.replace(config, on_fallback=None)  # functions cannot be pickled
         self.ranks: list[RunnerProcess] = []
         self._memory: RanksMemory | None = None
-        self._filled = set[int]()  # slots that hold KV
-        self._lost = set[int]()
+        self._filled = FilledSlots("a rank")
         self._closed = False
         infos = self._start()
         self._arrays = [0] * len(infos)
@@ -76,9 +76,9 @@ class ShardedRunner(Runner):
     def forward(self, rows: Sequence[Row]) -> list[npt.NDArray[np.float32]]:
         """Run one step; see ``Runner.forward``."""
         self._revive()
-        self._check_filled(row.slot for row in rows if row.start)
+        self._filled.check(row.slot for row in rows if row.start)
+        self._filled.add(*(row.slot for row in rows))  # also if a rank ends: what the slots hold is not known
         results = self._call("forward", list(rows))
-        self._filled |= {row.slot for row in rows}
         for row, states in zip(rows, results[0][1], strict=True):
             if row.last_hidden_states is not None:
                 row.last_hidden_states[:] = states
@@ -88,11 +88,10 @@ class ShardedRunner(Runner):
 
     def take_lost(self) -> set[int]:
         """Return the slots whose KV was lost since the last call, because a rank ended."""
-        lost, self._lost = self._lost, set()
-        return lost
+        return self._filled.take_lost()
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        self._check_filled([source])
+        self._filled.check([source])
         self._call("copy_prefix", source, target, length)
         self._filled.add(target)
 
@@ -107,13 +106,13 @@ class ShardedRunner(Runner):
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
         """See ``Runner``. Each KV head chooses its own tokens, so ranks need not agree."""
-        self._check_filled([slot])
+        self._filled.check([slot])
         self._call("evict_kv", slot, length, eviction)
 
     def read_kv(self, slot: int, start: int, length: int) -> list[npt.NDArray[Any]]:
         """Return the KV of all ranks, one after another."""
         if length:
-            self._check_filled([slot])
+            self._filled.check([slot])
         parts = self._call("read_kv", slot, start, length)
         self._arrays = [len(own) for own in parts]
         return [array for own in parts for array in own]
@@ -132,12 +131,12 @@ class ShardedRunner(Runner):
 
     def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
         """Return the states of all ranks, one after another."""
-        self._check_filled([slot])
+        self._filled.check([slot])
         return [array for own in self._call("read_state", slot, length) for array in own]
 
     def write_state(self, slot: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Write its own arrays to each rank."""
-        self._check_filled([slot])
+        self._filled.check([slot])
         if len(parts) != self.info.state_arrays:
             raise ProviderRuntimeError(
                 f"the state has another layout: {len(parts)} arrays instead of {self.info.state_arrays}"
@@ -148,13 +147,6 @@ class ShardedRunner(Runner):
         """End all processes."""
         self._closed = True
         self._stop()
-
-    def _check_filled(self, slots: Any) -> None:
-        missing = sorted(set(slots) - self._filled)
-        if missing:
-            raise ProviderRuntimeError(
-                f"the KV of slot {missing[0]} was lost when a rank of the model ended; run the sequence again"
-            )
 
     def _call(self, *message: Any) -> list[Any]:
         return self._each([message] * len(self._models))
@@ -251,8 +243,7 @@ class ShardedRunner(Runner):
 
     def _stop(self) -> None:
         """End all ranks; what slots held is lost."""
-        self._lost |= self._filled
-        self._filled.clear()
+        self._filled.lose()
         if self._memory is not None:
             self._memory.end()
         for rank in self.ranks:

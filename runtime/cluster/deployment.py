@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from dataclasses import replace
+import uuid
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import MissingExtraError, ServiceUnavailableError, UsageError
-from ..batch.workers.cluster import LOCAL, connect, ship
+from ..process.ray_cluster import LOCAL, connect, ship
 from ..service.core.config import ServerConfig
 from .replica import Front, Replica, ReplicaSpec
 
 NAME = "carryall"
-# Maps equal session ids to equal replicas. While one has too many requests, the next of its ring gets them.
-_ROUTER = f"{__package__}.router:BoundedLoadRouter"
+_OWNER = b"carryall.owner"  # the key of the newest deployment's owner; Ray Serve does not tell it
+# Finds the replica with the prompt in its cache, else maps equal session ids to equal replicas.
+_ROUTER = f"{__package__}.router:PrefixRouter"
 # Seconds after which replicas are added and removed: loading one takes as long, and an idle one costs little.
 _GROW_SECONDS, _SHRINK_SECONDS = 10.0, 300.0
 _FRONT_REQUESTS = 10_000
+# Seconds that a replica has to finish its requests when it is replaced; Ray's own 20 s would cut off streams.
+_DRAIN_SECONDS = 600.0
 # Ray's HTTP proxy calls a front by gRPC, which takes two thirds of the time of an actor call. Ray reads the
 # variable when a process starts. On one machine only: calls to a lost machine took 60 s to fail, not 10 s.
 _BY_GRPC = "RAY_SERVE_PROXY_USE_GRPC"
@@ -26,8 +30,23 @@ _BY_GRPC = "RAY_SERVE_PROXY_USE_GRPC"
 _UNSUPPORTED = ("models", "tls_certificate", "batch_folder", "shared_memory", "memory_limit", "otel_endpoint")
 
 
-def deploy(spec: ReplicaSpec) -> str:
-    """Start the replicas and an HTTP proxy; return the address when requests are accepted.
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A deployment of this process.
+
+    Args:
+        address: where requests are accepted.
+        owner: differs from the owners of other deployments.
+    """
+
+    address: str
+    owner: bytes
+
+
+def deploy(spec: ReplicaSpec) -> Deployed:
+    """Start the replicas and an HTTP proxy, and return when requests are accepted.
+
+    If the cluster serves already, its replicas are replaced one after the other, while others answer.
 
     Args:
         spec: what to serve; ``spec.server`` has the cluster's address and the number of replicas.
@@ -47,6 +66,8 @@ def deploy(spec: ReplicaSpec) -> str:
     ray = connect(address)
     _check_resources(ray, server)
     serve = _ray_serve()
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
     archive = ship(str(spec.model.model))
     if archive is not None:
         spec = replace(spec, archive_name=hashlib.sha256(archive).hexdigest()[:32])
@@ -54,13 +75,20 @@ def deploy(spec: ReplicaSpec) -> str:
     serve.start(http_options={"host": server.host, "port": port})
     replicas, front = _replicas(serve, spec), _front(serve, ray)
     packed = None if archive is None else ray.put(archive)
+    deployed = Deployed(f"{server.host}:{port}", uuid.uuid4().bytes)
+    former = _internal_kv_get(_OWNER) if NAME in serve.status().applications else None
+    _internal_kv_put(_OWNER, deployed.owner)
     try:
         serve.run(front.bind(replicas.bind(spec, packed), server), name=NAME, route_prefix="/")
     except RuntimeError as error:
         reason = _reason(serve)
-        remove()
+        if former is None:
+            remove(deployed)
+        else:  # its other replicas go on
+            _internal_kv_put(_OWNER, former)
+            ray.shutdown()
         raise ServiceUnavailableError(f"Ray Serve cannot start the replicas: {reason}") from error
-    return f"{server.host}:{port}"
+    return deployed
 
 
 def _ray_serve() -> Any:
@@ -92,6 +120,7 @@ def _replicas(serve: Any, spec: ReplicaSpec) -> Any:
         max_ongoing_requests=_FRONT_REQUESTS if waiting is None else max(1, waiting),
         ray_actor_options={"num_cpus": 1, "num_gpus": server.replica_gpus},
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+        graceful_shutdown_timeout_s=_DRAIN_SECONDS,
     )
 
 
@@ -124,6 +153,7 @@ def _front(serve: Any, ray: Any) -> Any:
         num_replicas=sum(node["Alive"] for node in ray.nodes()),
         max_ongoing_requests=_FRONT_REQUESTS,
         ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=_DRAIN_SECONDS,
     )
 
 
@@ -150,12 +180,14 @@ def _reason(serve: Any) -> str:
     return errors[-1] if errors else "see the logs of Ray"
 
 
-def remove() -> None:
-    """End the deployment, and leave the cluster; running requests may finish first."""
+def remove(deployed: Deployed) -> None:
+    """End a deployment, unless it was replaced, and leave the cluster; running requests may finish first."""
     import ray
     from ray import serve
+    from ray.experimental.internal_kv import _internal_kv_get
 
-    serve.delete(NAME)
+    if _internal_kv_get(_OWNER) == deployed.owner:
+        serve.delete(NAME)
     if not serve.status().applications:  # none of others; the next deployment may choose another address
         serve.shutdown()
     ray.shutdown()

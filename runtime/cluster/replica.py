@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...errors import ServiceUnavailableError
-from ..batch.workers.cluster import ray_module, unpacked
 from ..engine.config import EngineConfig
 from ..models.config import ModelConfig
+from ..process.ray_cluster import ray_module, unpacked
 from ..service.core.config import ServerConfig
 from ..service.core.repository import ModelRepository
 from ..service.core.served_model import load_served_model
@@ -26,13 +27,15 @@ from ..service.http.errors import described, error_json, error_response
 from ..service.http.sse import event
 from ..service.kserve.inference import Inference
 from ..service.telemetry.request_log import RequestLog
-from .affinity import affinity_key
+from . import prefix_index  # the module: Ray would send a copy of the index itself with the classes
+from .affinity import Affinity, affinity_of
 from .autoscaling import BUSY_SLOTS, WAITING_TOKENS
 
 _log = logging.getLogger(__name__)
 
 # A request has no effects beside its answer, so another replica can take it while no byte of that was sent.
 _REPLICAS_TRIED = 3
+HELD = "carryall.held"  # the type of a replica's last message
 _LOST = ServiceUnavailableError("the replica that answered was lost; send the request again")
 
 
@@ -115,8 +118,18 @@ class Replica:
         """Free the model."""
         self._models.close()
 
-    async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[Message, None]:
-        """Answer a request with the messages of ASGI. Closing the generator ends the request."""
+    async def answer(
+        self, scope: dict[str, Any], body: bytes, chunks: tuple[bytes, ...] = ()
+    ) -> AsyncGenerator[Message, None]:
+        """Answer a request with the messages of ASGI. Closing the generator ends the request.
+
+        The last message is not of ASGI: it tells since when this replica has evicted nothing.
+
+        Args:
+            scope: of the request.
+            body: of the request.
+            chunks: hashes of the beginnings of its prompt, which the router reads.
+        """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         given = asyncio.Event()
 
@@ -132,8 +145,19 @@ class Replica:
             while (message := await messages.get()) is not None:
                 yield message
             await work  # raises its error
+            if chunks and self._models.ready:
+                since = self._models.llm().llm.engine.scheduler.cache.evicted_until
+                held = None if since is None else time.monotonic() - since
+                yield {"type": HELD, "replica": _replica_id(), "seconds": held}
         finally:
             work.cancel()
+
+
+def _replica_id() -> str:
+    """Return the id by which routers know this replica."""
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 class Front:
@@ -153,15 +177,15 @@ class Front:
             body = await read_bytes(request, self._server.max_body_bytes, self._server.body_timeout_seconds)
         except HTTPException as error:
             return error_response(request, error)
-        return _Relayed(self._replicas, affinity_key(request.headers, body), body)
+        return _Relayed(self._replicas, affinity_of(request.headers, body), body)
 
 
 class _Relayed(Response):
     """The messages of a replica, or of another one if the first is lost before it answers."""
 
-    def __init__(self, replicas: Any, key: str, body: bytes) -> None:
+    def __init__(self, replicas: Any, affinity: Affinity, body: bytes) -> None:
         super().__init__()
-        self._replicas, self._key, self._request_body = replicas, key, body
+        self._replicas, self._affinity, self._request_body = replicas, affinity, body
         self._start: Message | None = None  # of the response, once a replica answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -181,10 +205,17 @@ class _Relayed(Response):
     async def _relay(self, scope: Scope, send: Send) -> None:
         kept = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
         sent = {name: scope[name] for name in kept if name in scope}
-        options = {"session_id": self._key} if self._key else {}
-        answer = self._replicas.options(stream=True, **options).answer.remote(sent, self._request_body)
+        key, chunks = self._affinity.key, self._affinity.chunks
+        options = {"session_id": key} if key else {}
+        answer = self._replicas.options(stream=True, **options).answer.remote(
+            sent, self._request_body, chunks
+        )
         try:
             async for message in answer:
+                if message["type"] == HELD:
+                    prefix_index.INDEX.use(chunks, message["replica"])
+                    prefix_index.INDEX.holds_since(message["replica"], message["seconds"])
+                    continue
                 self._start = self._start or message
                 await send(message)
         except asyncio.CancelledError:

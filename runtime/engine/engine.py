@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ...errors import (
@@ -376,8 +376,7 @@ class Engine:
         if self._drops_kv:
             lost |= self._policy.before_run(plan.requests)
         if lost:
-            for slot in lost:
-                self.scheduler.invalidate(slot)
+            self._invalidate(lost)
             plan = plan.without([i for i, row in enumerate(plan.rows) if row.slot in lost])
         if plan.restoring:
             for request in self._mover.restore(
@@ -396,6 +395,11 @@ class Engine:
             for i in plan.sampling:
                 plan.requests[i].prepare_sampling()
         return plan
+
+    def _invalidate(self, slots: Collection[int]) -> None:
+        """Compute the requests of slots again whose KV was lost, and forget idle ones."""
+        for slot in slots:
+            self.scheduler.invalidate(slot)
 
     def _submit_ahead(self, step: Step) -> Step | None:
         """Plan and submit the step after ``step``, which is in flight; None if that must be finished first.
@@ -420,6 +424,7 @@ class Engine:
         plan = result.plan
         for request, fault in result.faults:
             self._fail(request, fault)
+        self._invalidate(result.lost)
         if result.seconds is not None:
             self.scheduler.learn(plan, result.seconds)
         self.scheduler.commit(plan)

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 Logits = npt.NDArray[np.float32] | BestLogits
 
+_LOSSES = 2  # runs that lost the KV of a request, since its last token, before it fails
 _PATIENCE = 0.01  # seconds that a step waits for masks of grammars after the model has run
 
 
@@ -61,12 +62,14 @@ class StepResult:
         plan: the rows that were computed.
         logits: per row of ``plan``.
         faults: requests whose rows failed, with the errors.
+        lost: slots whose KV was lost in a run that failed; their requests can be computed again.
         seconds: duration of the run; None if nothing ran, or rows ran one by one.
     """
 
     plan: StepPlan
     logits: list[Logits] = field(default_factory=list)
     faults: list[tuple[Request, ProviderRuntimeError]] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
     seconds: float | None = None
 
 
@@ -121,7 +124,7 @@ class PlanRunner:
         return self._reads_states is not None and self._reads_states(request, stop)
 
     def finish(self, step: Step) -> StepResult:
-        """Wait for a step; if it failed, run each row alone.
+        """Wait for a step; if it failed, leave out rows whose KV was lost, and run each other row alone.
 
         Of a step that was planned ahead, rows are left out that ended meanwhile or ran a wrong token.
         """
@@ -170,13 +173,22 @@ class PlanRunner:
                 row.draw = request.sampling.draw(ahead=int(row.source is not None))
 
     def _run_one_by_one(self, plan: StepPlan, error: ProviderRuntimeError) -> StepResult:
-        """Run each row alone and without proposed tokens, to find the rows at fault."""
+        """Run each row alone and without proposed tokens, to find the rows at fault.
+
+        If the runner lost KV, a process or a host may be at fault and not a row: requests with that KV are
+        left to be computed again, unless that was tried.
+        """
+        lost = self._runner.take_lost()
+        again = {
+            i for i, row in enumerate(plan.rows) if row.slot in lost and plan.requests[i].losses < _LOSSES
+        }
+        for i in again:
+            plan.requests[i].losses += 1
         retry = len(plan.rows) > 1 or any(plan.proposed) or plan.ahead
-        plan = plan.without(_outdated(plan, ran=False)).known()
         # Without a retry this is the error of the only request, which its caller gets.
-        _log.log(
-            logging.WARNING if retry else logging.INFO, "a step of %d rows failed: %s", len(plan.rows), error
-        )
+        level = logging.WARNING if retry or again else logging.INFO
+        _log.log(level, "a step of %d rows failed: %s", len(plan.rows), error)
+        plan = plan.without(again | _outdated(plan, ran=False)).known()
         logits: list[Logits] = []
         faults: dict[int, ProviderRuntimeError] = {}
         for i, row in enumerate(plan.rows):
@@ -186,7 +198,7 @@ class PlanRunner:
             else:
                 logits.append(outcome)
         return StepResult(
-            plan.without(faults), logits, [(plan.requests[i], fault) for i, fault in faults.items()]
+            plan.without(faults), logits, [(plan.requests[i], fault) for i, fault in faults.items()], lost
         )
 
     def _run_row(self, row: Row) -> Logits | ProviderRuntimeError:

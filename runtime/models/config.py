@@ -27,6 +27,10 @@ class ModelConfig(Checked):
             ``cpu@process:...`` runs a part in a separate process.
         tensor_parallel: cut the model by weights over this many processes on the provider ``cpu``, which run
             the same steps: each reads its part of the weights and holds its part of the KV cache.
+        pipeline: cut the model by layers into stages on the nodes of the Ray cluster at this address, each
+            with its own weights and KV cache: ``auto``, ``local``, ``HOST:PORT`` of its head, or
+            ``ray://HOST:PORT`` of Ray's client server.
+        pipeline_stages: with ``pipeline``: the number of stages; by default 2.
         device: the provider's name of the device: ``1``, ``GPU.1``.
         provider_options: options of the provider, such as ``compute=bf16``.
         ep_library: an ONNX Runtime plugin library to run on, in place of ``provider``.
@@ -57,6 +61,8 @@ class ModelConfig(Checked):
     model: str | Path = option(flags=("MODEL",))  # noqa: RUF009 -- makes a field
     provider: str = option("cpu", flags=("--provider", "--split"))
     tensor_parallel: int = option(1, least=1, most=64)
+    pipeline: str | None = None
+    pipeline_stages: int | None = option(None, least=2, most=64)
     device: str | int | None = None
     provider_options: Mapping[str, Any] = option({}, flags=("--provider-option",))
     ep_library: Path | None = None
@@ -96,6 +102,13 @@ class ModelConfig(Checked):
             raise UsageError(
                 f"tensor_parallel {self.tensor_parallel} cannot be combined with LoRA adapters; omit one"
             )
+        if self.pipeline_stages is not None and self.pipeline is None:
+            raise UsageError(
+                "pipeline_stages has no effect without pipeline: set it to the address of a cluster"
+            )
+        if self.pipeline is not None and (self.adapters_at_once or self.tensor_parallel > 1):
+            other = "LoRA adapters" if self.adapters_at_once else "tensor_parallel"
+            raise UsageError(f"pipeline cannot be combined with {other}; omit one")
         if self.ep_library is not None and self.provider != "cpu":
             raise UsageError(
                 f"ep_library replaces provider, but both are given: {self.ep_library} and "

@@ -28,6 +28,7 @@ from .generation_defaults import GenerationDefaults
 from .loaded import LoadedModel as LoadedModel
 from .lowering import image_inputs, is_lowered, lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
+from .pipeline import check_stages, pipeline_runner
 from .sharded import check_ranks, sharded_runner
 from .speculative import make_proposer
 from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
@@ -135,6 +136,8 @@ def load_model(
     name, device = _where(asked)
     check_available(name)
     check_ranks(asked.tensor_parallel, name)
+    if asked.pipeline is not None:
+        check_stages(name)
     if progress is not None and not callable(progress):
         raise UsageError(f"progress must be a function, not {shown(progress)}")
     source = resolve_model(asked.model, quantize=asked.quantize, progress=progress)
@@ -335,6 +338,10 @@ def _open(
     if (count := asked.tensor_parallel) > 1:
         runner, graphs = sharded_runner(source, target, config, count, progress)
         return runner, f"{source.content_key} {provider} tensor_parallel {count}", graphs
+    if asked.pipeline is not None:
+        stages = asked.pipeline_stages or 2
+        runner, graphs = pipeline_runner(source, target, config, asked.pipeline, stages, progress)
+        return runner, f"{source.content_key} {provider} pipeline {stages}", graphs
     change = lora_branches(source, asked.lora_modules) if config.max_loras else None
     if change is None and source.sees and target.takes_images:
         change = image_inputs()
@@ -346,7 +353,7 @@ def _open(
 def _encoder(
     source: SourceModel, provider: str, config: RunnerConfig, asked: ModelConfig, progress: Progress | None
 ) -> Runner:
-    if is_split(provider) or asked.tensor_parallel > 1:
+    if is_split(provider) or asked.tensor_parallel > 1 or asked.pipeline is not None:
         raise UsageError("a split model cannot compute embeddings; load it on one provider, in one process")
     from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
 

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
-import shutil
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import filelock
-
-from ....errors import CarryallError, MissingExtraError, ProviderRuntimeError, UsageError
-from ....storage.cache import cached_folder
-from ....storage.paths import check_name
-from ....storage.root import cache_root, unusable
+from ....errors import CarryallError, ProviderRuntimeError
+from ...process.ray_cluster import connect, ship, unpacked
 from ..inputs.lines import BatchLine
 from ..jobs.journal import LineResult
 from .pool import Give, Take, Worker, WorkerLost, WorkerPool
@@ -28,41 +20,6 @@ from .worker import WorkerSpec, open_worker
 # Lines of one call. Slots run empty at the end of a call, so a call should have many lines.
 _CALL_LINES = 512
 _WAIT_SECONDS = 0.2
-_COPIED_BYTES = 1 << 20
-_KIND, _FOLDER, _LOCK = "shipped", "model", "shipped.lock"
-
-LOCAL = "local"
-
-
-def ray_module() -> Any:
-    """Import and return ray.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-    """
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("--ray", "ray", "ray") from error
-    return ray
-
-
-def connect(address: str) -> Any:
-    """Connect to a cluster, or start one on this machine; return the ray module.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-        UsageError: there is no cluster at the address.
-    """
-    ray = ray_module()
-    if ray.is_initialized():
-        return ray
-    options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False}
-    try:
-        ray.init(address=address, **(options if address == LOCAL else {"log_to_driver": False}))
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(f"there is no Ray cluster at {address}: {error}") from error
-    return ray
 
 
 def cluster_pool(
@@ -96,53 +53,6 @@ def cluster_pool(
         for number in range(workers)
     ]
     return WorkerPool(openers)
-
-
-def ship(model: str) -> bytes | None:
-    """Return a local folder as a zip archive; None for names that every node resolves, such as hub ids.
-
-    Raises:
-        UsageError: the model is a single file, which is not complete without its folder.
-    """
-    path = Path(model).expanduser()
-    check_name(path)
-    if path.is_file():
-        raise UsageError(f"{model} is a file; a cluster needs the folder with its tokenizer: export it first")
-    if not path.is_dir():
-        return None
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:  # not compressed: weights would hardly be smaller
-        for file in sorted(path.rglob("*")):
-            if file.is_file():
-                entry = zipfile.ZipInfo(file.relative_to(path).as_posix())  # without the file's time
-                with file.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
-                    shutil.copyfileobj(source, target, _COPIED_BYTES)
-    return stream.getvalue()
-
-
-def unpacked(name: str, archive: bytes) -> Path:
-    """Return the folder of an archive in the cache of this node; the first actor that needs it unpacks it.
-
-    Raises:
-        UsageError: the cache cannot be used.
-        OSError: a file cannot be written, for instance on a full disk.
-    """
-
-    def build(folder: Path) -> None:
-        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-            opened.extractall(folder / _FOLDER)
-
-    root = cache_root()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(root / _LOCK)
-        lock.acquire()  # one actor writes; the others wait for it
-    except OSError as error:
-        raise unusable(error) from error
-    try:
-        return cached_folder(_KIND, name, build) / _FOLDER
-    finally:
-        lock.release()
 
 
 class ModelActor:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ....errors import UsageError
 from ....plain_json import plain_json
+from ...process.ray_cluster import ray_module, ship, unpacked
 from ...types.arguments import checked_arguments
 from ..inputs.files import arrow
 from ..inputs.lines import EMBEDDINGS, BadLine, BatchLine, parse_row
@@ -23,7 +24,6 @@ from ..inputs.sources import SourceRow, jsonable
 from ..inputs.templates import Kind, PromptTemplate
 from ..jobs.journal import LineResult
 from ..jobs.output import embedding_of, text_of
-from .cluster import ray_module, ship, unpacked
 from .endpoints import line_seed
 from .worker import WorkerSpec, open_worker
 

@@ -79,6 +79,9 @@ class PrefixCache:
         self._stored, self._blocks = stored, blocks
         self._keys: dict[int, list[bytes]] = {}  # idle slot -> keys of its chunks
         self.counters = PrefixCounters()
+        # The last use of the newest text that made room for others and is in no tier, in seconds of
+        # ``time.monotonic``; None if there is none. Texts that were used later are held.
+        self.evicted_until: float | None = None
         self._slots = slots
         self._tree = PrefixTree()
 
@@ -117,7 +120,7 @@ class PrefixCache:
                 continue
             slot = self._slots.oldest_idle(spared)
             if slot is not None:
-                self.evict(slot)
+                self._evict_oldest(slot)
             elif not self._slots.drop_state(self._running.keys() - set(spared)):
                 return False
         return True
@@ -213,6 +216,12 @@ class PrefixCache:
         if self._blocks is not None:
             self._blocks.release(slot)
 
+    def _evict_oldest(self, slot: int) -> None:
+        """Evict the slot that was not used for the longest time."""
+        if self._stored is None:
+            self.evicted_until = max(self._slots.idle_since(slot), self.evicted_until or 0.0)
+        self.evict(slot)
+
     def clear(self, *, save: bool = False) -> None:
         """Free all idle slots."""
         for slot in self._slots.idle:
@@ -249,7 +258,7 @@ class PrefixCache:
         self.make_room(wanted, spared)
         oldest = self._slots.oldest_idle(spared)
         if not self._slots.num_free and oldest is not None:
-            self.evict(oldest)
+            self._evict_oldest(oldest)
         request.slot = self._slots.allocate(request.num_tokens)
         if source is not None:
             self._slots.fork(source, request.slot, match.length)

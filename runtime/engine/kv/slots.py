@@ -114,6 +114,7 @@ class SlotTable:
         self.idle_tokens = 0
         self.held: dict[int, int] = {}
         self._idle: dict[int, int] = {}  # the same of idle slots, least recently used first
+        self._idle_since: dict[int, float] = {}  # of idle slots, and of others when they last were
         self._pins: dict[int, float] = {}  # idle slots that are evicted last, until this ``time.monotonic``
         self._free = list(range(num_slots))  # a heap
         self.operations: list[Operation] = []
@@ -219,11 +220,17 @@ class SlotTable:
         self.used_tokens -= self.worth(slot)
         del self.held[slot]
         self._idle[slot] = num_tokens
+        self._idle_since[slot] = time.monotonic()
         self.idle_tokens += self.worth(slot)
 
     def touch(self, slot: int) -> None:
         """Mark an idle slot as the most recently used."""
         self._idle[slot] = self._idle.pop(slot)
+        self._idle_since[slot] = time.monotonic()
+
+    def idle_since(self, slot: int) -> float:
+        """Return when an idle slot was last used, in seconds of ``time.monotonic``."""
+        return self._idle_since[slot]
 
     def take_over(self, slot: int, num_tokens: int) -> None:
         """Use an idle slot with its KV for ``num_tokens`` tokens."""

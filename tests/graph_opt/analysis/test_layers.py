@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from family_cases import write_case
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import write_tiny
 
 from carryall.contract import HIDDEN_STATES
 from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_package
-from carryall.graph_opt.analysis.layers import KeepLayersPass, LayerRange, num_layers
+from carryall.graph_opt.analysis import layers
+from carryall.graph_opt.analysis.layers import KeepLayersPass, LayerRange, balanced_ranges, num_layers
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes
 from carryall.graph_opt.quantize.formats.half import HalfPrecisionPass
@@ -128,3 +133,32 @@ def test_a_graph_without_numbered_caches_has_no_layers() -> None:
     )
     with pytest.raises(GraphError, match="does not read a cache"):
         run(model, [KeepLayersPass(LayerRange(0, 0))])
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=7), st.data())
+def test_ranges_of_layers_are_as_equal_as_possible(costs: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(costs)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "_layer_costs", lambda graph: costs)
+        found = balanced_ranges(ir.Graph([], [], nodes=[]), count)
+    assert [layer for part in found for layer in range(part.first, part.last + 1)] == [*range(len(costs))]
+    assert len(found) == count
+    best = min(
+        max(sum(costs[a:b]) for a, b in pairwise([0, *cuts, len(costs)]))
+        for cuts in combinations(range(1, len(costs)), count - 1)
+    )
+    assert max(sum(costs[part.first : part.last + 1]) for part in found) == best
+
+
+def test_the_head_counts_as_a_part_of_the_last_layer(tmp_path: Path) -> None:
+    """A head of 40 times the layer's weights leaves the last range one layer."""
+
+    def graph(size: int) -> ir.Graph:
+        folder = write_tiny("llama", tmp_path / str(size), num_hidden_layers=4, vocab_size=size)
+        return ir.load(export_package(folder, tmp_path / f"{size}.package").model_path).graph
+
+    small, large = graph(256), graph(16384)
+    assert balanced_ranges(small, 2)[1].first == 2
+    assert balanced_ranges(large, 2) == [LayerRange(0, 2), LayerRange(3, 3)]
+    with pytest.raises(UsageError, match="has 4 layers, which cannot be cut into 5 stages"):
+        balanced_ranges(small, 5)

@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from carryall.runtime.cluster.affinity import affinity_key
+from carryall.runtime.cluster.affinity import CHUNK_CHARACTERS, Affinity, affinity_of
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
@@ -17,13 +19,17 @@ def say(text: str, role: str = "user") -> dict[str, str]:
 
 
 def key(**fields: Any) -> str:
-    return affinity_key({}, json.dumps(fields).encode())
+    return affinity_of({}, json.dumps(fields).encode()).key
+
+
+def chunks(**fields: Any) -> tuple[bytes, ...]:
+    return affinity_of({}, json.dumps(fields).encode()).chunks
 
 
 def test_the_session_comes_before_everything() -> None:
     body = json.dumps({"prompt": "x", "prompt_cache_key": "k"}).encode()
-    assert affinity_key({"x-session-id": "s"}, body) == "s"
-    assert affinity_key({}, body) == "k"
+    assert affinity_of({"x-session-id": "s"}, body) == Affinity("s")
+    assert affinity_of({}, body) == Affinity("k")
 
 
 @pytest.mark.parametrize("field", ["messages", "input"])
@@ -48,4 +54,37 @@ def test_models_and_rules_make_different_keys() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"{}", b'{"prompt": ""}', b'{"messages": []}', b"\xff"])
 def test_bodies_without_a_prompt_have_no_key(body: bytes) -> None:
-    assert affinity_key({}, body) == ""
+    assert affinity_of({}, body) == Affinity()
+
+
+@given(st.text(max_size=2000), st.text(max_size=2000))
+def test_texts_have_the_chunks_of_their_common_beginning(first: str, second: str) -> None:
+    assume(first and not second.startswith("."))
+    alone, both = chunks(prompt=first), chunks(prompt=first + second)
+    assert both[: len(alone)] == alone
+    assert len(both) == len(set(both))
+    other = chunks(prompt=first + "." + second)
+    equal = [a == b for a, b in zip(both, other, strict=False)]
+    head = len(json.dumps([None] * 5))
+    assert equal == [n < (head + len(first)) // CHUNK_CHARACTERS for n in range(len(equal))]
+
+
+def test_a_conversation_has_the_chunks_of_its_former_self() -> None:
+    """All but the last: it was cut within what follows."""
+    begun = [say("Follow these rules. " * 40, "system"), say("Question " * 60)]
+    grown = [*begun, say("Answer " * 60, "assistant"), say("More")]
+    before, after = chunks(messages=begun), chunks(messages=grown)
+    assert len(before) >= 5
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+    other = chunks(messages=[begun[0], say("Something else " * 60)])
+    assert other[:3] == before[:3]  # the rules
+    assert other[4:] != before[4:]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": "m"}, {"tools": [{}]}, {"cache_salt": "s"}, {"instructions": "i"}]
+)
+def test_what_is_in_front_of_the_prompt_changes_every_chunk(fields: dict[str, Any]) -> None:
+    prompt = "x" * 1000
+    assert not set(chunks(prompt=prompt)) & set(chunks(prompt=prompt, **fields))

@@ -15,6 +15,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from carryall.runtime.cluster import prefix_index
+from carryall.runtime.cluster.affinity import affinity_of
+from carryall.runtime.cluster.prefix_index import PrefixIndex
 from carryall.runtime.cluster.replica import Front, Replica, ReplicaSpec
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.models.config import ModelConfig
@@ -38,9 +41,11 @@ class Handle:
         self.calls.append(options)
         return self
 
-    async def remote(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Message]:
+    async def remote(
+        self, scope: dict[str, Any], body: bytes, chunks: tuple[bytes, ...]
+    ) -> AsyncIterator[Message]:
         count = self.lose_after.pop(0) if self.lose_after else None
-        async with aclosing(self._replica.answer(scope, body)) as messages:
+        async with aclosing(self._replica.answer(scope, body, chunks)) as messages:
             async for message in messages:
                 if count == 0:
                     raise RayActorError
@@ -51,15 +56,18 @@ class Handle:
 @pytest.fixture(autouse=True)
 def ray(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = types.SimpleNamespace(RayActorError=RayActorError)
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(exceptions=errors))
+    context = types.SimpleNamespace(replica_id=types.SimpleNamespace(unique_id="only"))
+    serve = types.SimpleNamespace(get_replica_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(exceptions=errors, serve=serve))
+    monkeypatch.setattr("carryall.runtime.cluster.prefix_index.INDEX", PrefixIndex())
 
 
 @asynccontextmanager
-async def front() -> AsyncIterator[tuple[httpx2.AsyncClient, Handle, Replica]]:
+async def front(**engine: Any) -> AsyncIterator[tuple[httpx2.AsyncClient, Handle, Replica]]:
     """A client of a front, the handle that the front calls, and the replica behind it."""
     model = ModelConfig(model="demo", provider="null")
     server = ServerConfig(ray="local", http_port=0, max_body_bytes=10_000)
-    replica = Replica(ReplicaSpec("toy", model, EngineConfig(), server), None)
+    replica = Replica(ReplicaSpec("toy", model, EngineConfig(**engine), server), None)
     await replica.check_health()
     handle = Handle(replica)
     called = Front(handle, server)
@@ -146,3 +154,24 @@ def test_a_closed_answer_ends_its_request() -> None:
                     await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
+
+
+def test_the_front_knows_what_a_replica_holds_until_it_is_evicted() -> None:
+    """A budget of 400 tokens holds one of these prompts, so the second takes the place of the first."""
+
+    async def scenario() -> None:
+        async with front(kv_bytes=400 * 1024) as (client, _, _):
+            bodies = [{"prompt": f"{letter} long text " * 100, "max_tokens": 2} for letter in "ab"]
+            chunks = [affinity_of({}, json.dumps(body).encode()).chunks for body in bodies]
+            assert min(map(len, chunks)) >= 1
+            held = []
+            for body in bodies:
+                await asyncio.sleep(0.5)
+                answer = await client.post("/v1/completions", json=body)
+                assert 200 < answer.json()["usage"]["prompt_tokens"] < 400
+                held.append([bool(prefix_index.INDEX.held(each)) for each in chunks])
+            assert held == [[True, False], [False, True]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("carryall.runtime.cluster.prefix_index._MARGIN", 0.3)
+        asyncio.run(scenario())

@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from carryall import LLM, SamplingParams
 from carryall.errors import ProviderRuntimeError, UsageError
+from carryall.providers.base import Row
 from carryall.providers.native.library import find_library
 from carryall.providers.runners.sharded_runner import ShardedRunner
 from carryall.runtime.models.loading import load_model
@@ -40,7 +42,7 @@ def test_ranks_give_the_tokens_of_the_whole_model(quantize: str | None) -> None:
 
 
 @pytest.mark.long
-def test_requests_fail_with_a_rank_and_the_next_are_answered() -> None:
+def test_requests_are_computed_again_when_a_rank_ends() -> None:
     loaded = load_model("draft", tensor_parallel=2, max_slots=4, num_threads=1)
     runner = loaded.runner
     assert isinstance(runner, ShardedRunner)
@@ -49,13 +51,35 @@ def test_requests_fail_with_a_rank_and_the_next_are_answered() -> None:
         second = runner.ranks[1].pid
         os.kill(second, signal.SIGSTOP)
         threading.Timer(0.5, os.kill, (second, signal.SIGKILL)).start()
-        (output,) = llm.generate(["while True:"], GREEDY)
-        assert output.outputs[0].finish_reason == "error"
-        with pytest.raises(ProviderRuntimeError, match="rank 1 of 2"):
-            output.check()
         assert tokens(llm) == expected  # prefixes in the slots were lost
+        assert runner.ranks[1].pid != second
+        assert llm.stats().preemptions == len(PROMPTS)
         os.kill(runner.ranks[0].pid, signal.SIGKILL)
         assert tokens(llm) == expected  # it ended between steps
+
+
+@pytest.mark.long
+def test_a_request_that_ends_a_rank_each_time_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_model("draft", tensor_parallel=2, max_slots=4, num_threads=1)
+    runner = loaded.runner
+    assert isinstance(runner, ShardedRunner)
+    forward, deadly, ended = runner.forward, 77, 0
+
+    def fatal(rows: Sequence[Row]) -> Any:
+        nonlocal ended
+        if any(deadly in row.tokens for row in rows):
+            runner.read_kv(0, 0, 0)  # starts the ranks that have ended
+            os.kill(runner.ranks[0].pid, signal.SIGKILL)
+            ended += 1
+        return forward(rows)
+
+    monkeypatch.setattr(runner, "forward", fatal)
+    with LLM(loaded) as llm:
+        outputs = llm.generate([[5, 6, 7], [5, deadly]], GREEDY)
+        assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error"]
+        with pytest.raises(ProviderRuntimeError, match="rank 0 of 2"):
+            outputs[1].check()
+        assert ended == 4  # with others in a step, three times; then alone
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,28 +17,6 @@ from carryall.errors import MissingExtraError, UsageError
 from carryall.exporter.demo import demo_path
 from carryall.exporter.export import export_package
 from carryall.runtime.batch.execute import execute
-from carryall.runtime.batch.workers.cluster import connect, ship, unpacked
-
-
-def test_a_folder_travels_as_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "node"))
-    model = tmp_path / "model"
-    (model / "sub").mkdir(parents=True)
-    (model / "a").write_bytes(b"1")
-    (model / "sub" / "b").write_bytes(b"2")
-    (model / "link").symlink_to(model / "a")  # as in the hub's cache
-    archive = ship(str(model))
-    assert archive is not None
-    assert archive == ship(str(model))
-    for _ in range(2):
-        folder = unpacked("name", archive)
-        found = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
-        assert sorted(found) == ["a", "link", "sub", "sub/b"]
-        assert (found["link"].read_bytes(), found["sub/b"].read_bytes()) == (b"1", b"2")
-        assert not found["link"].is_symlink()
-    assert ship("demo") is None
-    with pytest.raises(UsageError, match="is a file"):
-        ship(str(model / "a"))
 
 
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,15 +27,6 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         execute(spec(source, tmp_path / "out.jsonl", ray="local"))
     with pytest.raises(UsageError, match="--worker cannot be used with --ray"):
         execute(spec(source, tmp_path / "out.jsonl", ray="local", providers=["cpu"]))
-
-
-def test_local_is_a_cluster_of_its_own_beside_a_running_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    fake = SimpleNamespace(is_initialized=lambda: False, init=lambda **options: asked.append(options))
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    connect("local")
-    connect("auto")
-    assert [options["address"] for options in asked] == ["local", "auto"]
 
 
 @pytest.fixture
