@@ -218,6 +218,36 @@ def test_a_model_that_reads_text_only_fetches_nothing(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
+def test_usage_tells_the_size_in_which_the_model_sees_each_picture(package: Path) -> None:
+    sizes, seen = ((50, 90), (90, 30)), []
+    parts = []
+    for height, width in sizes:
+        out = io.BytesIO()
+        Image.fromarray(picture(height, width)).save(out, "PNG")
+        url = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+        # the processor of the checkpoint: longest edge 96, then up to whole tiles of 32
+        grid = [-(-round(96 * edge / max(height, width)) // 32) for edge in (height, width)]
+        tiles = grid[0] * grid[1] + 1
+        seen.append({"width": 32 * grid[1], "height": 32 * grid[0], "tokens": 4 * tiles})
+    body = {"messages": user(*parts, TEXT), **GREEDY}
+
+    async def scenario() -> None:
+        async with served(package) as service:
+            usage = (await service.post("/v1/chat/completions", **body)).json()["usage"]
+            asked = {"stream": True, "stream_options": {"include_usage": True}}
+            events = await service.events("/v1/chat/completions", **body, **asked)
+            text = (await service.post("/v1/chat/completions", messages=user(TEXT), **GREEDY)).json()["usage"]
+            details = usage["prompt_tokens_details"]
+            assert details["images"] == seen
+            assert details["image_tokens"] == sum(each["tokens"] for each in seen) < usage["prompt_tokens"]
+            assert events[-2]["usage"]["prompt_tokens_details"]["images"] == seen
+            assert text["prompt_tokens_details"].keys() == {"cached_tokens"}
+
+    asyncio.run(scenario())
+
+
 BAD: list[tuple[str, Json, str]] = [
     ("url", {"url": "https://example.org/a.png"}, "not fetched from addresses"),
     ("local", {"url": "file:///etc/passwd"}, "not fetched from addresses"),
