@@ -99,3 +99,6 @@ def test_nothing_is_sent_unless_configured() -> None:
         "runtime/program/service.py",  # to the address that a program is run on
         "runtime/engine/requests/prefill_client.py",  # to --prefill-server
     }
+    assert {path for path, _ in calls("open_connection") + calls("create_connection")} == {
+        "runtime/service/core/fetching.py",  # to --image-domain
+    }

@@ -1,7 +1,7 @@
 """Pages for the demo model that reads: short lines and small forms, drawn with the fonts of a folder.
 
 A page is 256 pixels wide and has a line of text in each band of 32 pixels that is not empty. The words come
-from CPython's standard library (PSF licence); one in ten is held out, and so are six families of fonts.
+from CPython's standard library (PSF licence); one in ten is held out, and so are five families of fonts.
 """
 
 import io
@@ -27,12 +27,10 @@ CHARACTERS = string.printable[:95]
 BLANK = 0  # class of a slot without a character; a character is its index + 1
 READ, EXTRACT = "Read the text.", "Extract as JSON."
 # Carlito was made from Lato, so both are held out.
-HELD_OUT_FONTS = ("Cantarell", "Carlito", "Inconsolata", "Lato", "LinBiolinum", "texgyreschola")
+HELD_OUT_FONTS = ("Cantarell", "Carlito", "Inconsolata", "Lato", "LinBiolinum")
 _WANTED = re.compile(
-    r"(Cantarell|Carlito|Lato|Caladea|Roboto|OpenSans|Liberation(Sans|Serif|Mono|SansNarrow)|Hack|DejaVuS\w+"
-    r"|Quicksand|EBGaramond12|texgyre(schola|heros|termes|pagella|bonum|cursor|adventor))"
-    r"(-(Regular|Bold|Medium|regular|bold))?|Inconsolata|LinBiolinum_RB?|LinLibertine_RB?"
-    r"|Free(Sans|Serif|Mono)(Bold)?"
+    r"(Cantarell|Carlito|Lato|Caladea|Roboto|OpenSans|Liberation(Sans|Serif|Mono))-Regular|DejaVuS(ans|erif|ansMono)"
+    r"|(LiberationSans|DejaVuSans)-Bold|Free(Sans|Serif)|Inconsolata|LinBiolinum_R"
 )
 # fmt: off
 LABELS = (
@@ -118,7 +116,7 @@ class Printer:
     def page(self, bands: int, lines: int, *, form: bool) -> Page:
         """Draw a page of ``bands`` bands with ``lines`` lines of text, "label: value" in a form."""
         rng = self.rng
-        font, size = rng.choice(self.fonts), rng.randint(15, 21)
+        font, size = rng.choice(self.fonts), rng.randint(17, 21)
         fields: dict[str, str] = {}
         texts: list[str] = []
         while len(texts) < lines:
@@ -194,7 +192,9 @@ class Printer:
 
     def _value(self) -> str:
         rng = self.rng
-        kind = rng.choice(("words", "words", "name", "name", "date", "amount", "code", "digits", "chance"))
+        kind = rng.choice(
+            (*2 * ("words", "words", "name", "name", "date", "amount", "code", "digits"), "chance")
+        )
         if kind == "words":
             return " ".join(rng.choice(self.vocabulary) for _ in range(rng.randint(1, 4)))
         if kind == "name":

@@ -309,7 +309,8 @@ class Trainer:
             done: the part of the training that is over.
             scale: the share of the full learning rate.
         """
-        alone, early = done < self.args.tower_part, done < self.args.tower_part + 0.12
+        alone = done < self.args.tower_part or self.desk.rng.random() < self.args.alone * (1 - done)
+        early = done < self.args.tower_part + 0.12
         bands = 4 if alone else 2 if early or self.desk.rng.random() < 0.4 else 4
         count = self.args.batch * (2 if bands == 2 else 1) // 2
         # the tower learns most from full pages, and the order of reading is learned first from one line
@@ -342,7 +343,7 @@ class Trainer:
         while (done := (time.monotonic() - start) / 60 / args.minutes) < 1 and steps != args.max_steps:
             losses = self.step(done, min(1.0, (steps + 1) / args.warmup, (1 - done) / args.decay))
             means = [
-                new if old != old else old + 0.05 * (new - old)  # NaN before the text is trained
+                new if old != old else old if new != new else old + 0.05 * (new - old)  # NaN without text
                 for old, new in zip(means or losses, losses, strict=True)
             ]
             steps += 1
@@ -495,6 +496,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         type=float,
         default=0.25,
         help="part of the time for the tower alone (default %(default)s)",
+    )
+    add(
+        "--alone",
+        type=float,
+        default=0.5,
+        help="share of later steps that train the tower alone; falls to 0 at the end (default %(default)s)",
     )
     add("--tower-layers", type=int, default=4, help="layers of the tower (default %(default)s)")
     add("--tower-ff", type=int, default=256, help="feed-forward size of the tower (default %(default)s)")

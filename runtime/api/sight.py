@@ -118,7 +118,8 @@ class Sight:
                 f"{wanted}; the tokenizer does not belong to this model"
             )
         states = [(picture.key, encoder.states(picture, salt)) for picture in pictures]
-        return PromptImages.of(token_ids, tokens, states, [picture.places for picture in pictures])
+        places = [picture.places for picture in pictures]
+        return PromptImages.of(token_ids, tokens, states, places, [picture.usage for picture in pictures])
 
 
 def _check_parts(messages: Any) -> None:

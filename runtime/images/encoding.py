@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
+from ..types.outputs import PictureUsage
 from .opening import Pixels, open_picture
 from .units import Ids, Prepared, UnitInputs, Values, joined, unit_key, unit_size
 from .video import Video
@@ -54,6 +55,12 @@ class Picture:
     def num_pixels(self) -> int:
         """Pixels of all frames as they were given."""
         return self.num_frames * math.prod(self.size)
+
+    @property
+    def usage(self) -> PictureUsage:
+        """The tokens of the prompt, and the size in which the model sees it, of tiles all together."""
+        (rows, columns), (height, width) = self.prepared.grid, unit_size(self.prepared.units[0])
+        return PictureUsage(columns * width, rows * height, self.num_tokens)
 
     @property
     def text(self) -> str:

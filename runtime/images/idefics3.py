@@ -28,7 +28,7 @@ _LONGEST = 4096  # pixels of an edge, whatever the processor says
 def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     """Return a picture in tiles, with its text."""
     cut, grid = tiles(processor, pixels)
-    return Prepared(cut, prompt_text(processor, grid))
+    return Prepared(cut, prompt_text(processor, grid), grid=grid if any(grid) else (1, 1))
 
 
 def prepare_video(processor: Processor, video: Video) -> Prepared:

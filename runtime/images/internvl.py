@@ -18,19 +18,19 @@ from .units import Prepared, UnitInputs, Values, merged_squares, normalized, squ
 
 def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     """Return a picture in tiles, with its text."""
-    units = tiles(processor, pixels)
+    columns, rows = (1, 1) if processor.max_tiles == 1 else best_grid(processor, *pixels.shape[:2])
+    units = tiles(processor, pixels, rows, columns)
     texts = processor.texts
     places = texts["image"] * (len(units) * processor.tile_tokens)
-    return Prepared(units, f"{texts['start']}{places}{texts['end']}")
+    return Prepared(units, f"{texts['start']}{places}{texts['end']}", grid=(rows, columns))
 
 
-def tiles(processor: Processor, pixels: Pixels) -> list[Values]:
-    """Return the tiles of a picture by rows, then the whole picture in one tile if there are several."""
+def tiles(processor: Processor, pixels: Pixels, rows: int, columns: int) -> list[Values]:
+    """Return the tiles of a picture, row by row, then the whole picture in one tile if there are several."""
     from PIL import Image
 
     resample, edge = Image.Resampling(processor.resample), processor.tile
     image = Image.fromarray(pixels)
-    columns, rows = (1, 1) if processor.max_tiles == 1 else best_grid(processor, *pixels.shape[:2])
     large = np.array(image.resize((columns * edge, rows * edge), resample), np.uint8)
     cut = [
         large[row * edge : (row + 1) * edge, column * edge : (column + 1) * edge]

@@ -20,7 +20,7 @@ def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     """Return a picture in tiles, with its text and the order of its rows."""
     units, grid = tiles(processor, pixels)
     rows = _rows(processor, grid, (pixels.shape[0], pixels.shape[1]))
-    return Prepared(units, processor.texts["image"] * len(rows), rows)
+    return Prepared(units, processor.texts["image"] * len(rows), rows, grid=grid)
 
 
 def tiles(processor: Processor, pixels: Pixels) -> tuple[list[Values], tuple[int, int]]:

@@ -34,7 +34,7 @@ def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     alone = np.zeros(first.shape, np.float32)
     alone[:, 0] = 1
     rows, weights = np.concatenate([first, rows]), np.concatenate([alone, weights])
-    return Prepared(units, processor.texts["image"] * len(rows), rows, weights=weights)
+    return Prepared(units, processor.texts["image"] * len(rows), rows, weights=weights, grid=grid)
 
 
 def prepare_several(processor: Processor, pixels: Pixels) -> Prepared:

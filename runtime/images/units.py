@@ -33,6 +33,7 @@ class Prepared:
             ``weights`` it is [tokens, k].
         places: [axes, tokens], places in time, height and width; None if positions have one axis.
         weights: [tokens, k], the parts of each row in a token; None for one row each.
+        grid: rows and columns of the tiles that the picture is cut into, beside a tile of the whole.
     """
 
     units: Sequence[Values]
@@ -40,6 +41,7 @@ class Prepared:
     rows: Ids | None = None
     places: Ids | None = None
     weights: Floats | None = None
+    grid: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,6 +45,21 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureUsage:
+    """What a picture of a prompt takes.
+
+    Args:
+        width: pixels in which the model sees it, after it was resized.
+        height: see there.
+        tokens: of the prompt.
+    """
+
+    width: int
+    height: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of a finished request.
 
@@ -55,6 +70,7 @@ class Usage:
         reasoning_tokens: the generated tokens that are reasoning.
         prompt_seconds: from the start of the computation to the first token; 0 if it is not known.
         decode_seconds: from the first to the last token; 0 if it is not known.
+        pictures: of the prompt, in order.
     """
 
     prompt_tokens: int
@@ -63,6 +79,7 @@ class Usage:
     reasoning_tokens: int = 0
     prompt_seconds: float = field(default=0.0, compare=False)
     decode_seconds: float = field(default=0.0, compare=False)
+    pictures: tuple[PictureUsage, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that makes each of the many objects 1 us slower to create

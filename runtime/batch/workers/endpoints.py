@@ -318,7 +318,9 @@ def read_generation(line: BatchLine, defaults: Mapping[str, Any], job_seed: int)
     def body(result: Generation, model: str, created: int) -> Json:
         found = {**endpoint.response(request, result, model), "created": created}
         # Cached tokens depend on earlier requests; a result must not.
-        found["usage"].pop("prompt_tokens_details", None)
+        details = found["usage"].pop("prompt_tokens_details")
+        if images := details.keys() - {"cached_tokens"}:
+            found["usage"]["prompt_tokens_details"] = {name: details[name] for name in sorted(images)}
         return found
 
     return Generating(request, body)

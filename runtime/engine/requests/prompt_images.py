@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...types.outputs import PictureUsage
+
 Ids = npt.NDArray[np.int64]
 
 
@@ -26,6 +28,7 @@ class PromptImages:
         ahead: [tokens of the prompt], how many tokens of its picture are behind each token.
         positions: [axes, tokens of the prompt], positions in time, height and width; None if positions have
             one axis.
+        usage: what each picture takes.
     """
 
     states: npt.NDArray[np.float32]
@@ -33,6 +36,7 @@ class PromptImages:
     identity: Ids
     ahead: npt.NDArray[np.int32]
     positions: Ids | None = None
+    usage: tuple[PictureUsage, ...] = ()
 
     @classmethod
     def of(
@@ -41,6 +45,7 @@ class PromptImages:
         image_token_ids: Sequence[int],
         pictures: Sequence[tuple[bytes, npt.NDArray[np.float32]]],
         places: Sequence[Ids | None] = (),
+        usage: Sequence[PictureUsage] = (),
     ) -> PromptImages:
         """Return the pictures of a prompt.
 
@@ -50,6 +55,7 @@ class PromptImages:
             pictures: key and rows [n, hidden] of each picture, in the order of the prompt.
             places: of each picture, the places [axes, n] of its rows in time, height and width; None or
                 nothing for models whose positions have one axis.
+            usage: what each picture takes.
         """
         identity = np.array(token_ids, np.int64)
         seen = np.flatnonzero(np.isin(identity, image_token_ids))
@@ -60,7 +66,7 @@ class PromptImages:
         given = [place for place in places if place is not None]
         positions = _positions(len(identity), seen, given) if given else None
         states = np.concatenate([states for _, states in pictures])
-        return cls(states, rows, identity, _ahead(rows >= 0), positions)
+        return cls(states, rows, identity, _ahead(rows >= 0), positions, tuple(usage))
 
     def part(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], Ids] | None:
         """Return the states and rows of tokens [start, stop) as for ``Row``; None if all are text."""

@@ -125,6 +125,7 @@ class RequestGroup:
             reasoning_tokens=sum(position.reasoning_tokens for position in self._positions),
             prompt_seconds=first - times.first_scheduled if first and times.first_scheduled else 0.0,
             decode_seconds=times.finished - first if first and times.finished else 0.0,
+            pictures=images.usage if (images := self.requests[0].images) else (),
         )
 
     @property

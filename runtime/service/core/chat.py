@@ -128,6 +128,32 @@ class Message:
         """Return the calls of the message."""
         return [part for part in self.parts if isinstance(part, FunctionCall)]
 
+    def images(self) -> Iterator[Image]:
+        """Yield the images of the message, frames of videos and those of results included."""
+        for part in self.parts:
+            match part:
+                case Image():
+                    yield part
+                case VideoFrames(frames):
+                    yield from frames
+                case FunctionResult(parts):
+                    yield from (inner for inner in parts if isinstance(inner, Image))
+
+    def with_images(self, change: Callable[[Image], Image]) -> Message:
+        """Return the message with other images; see ``images``."""
+
+        def changed(part: Any) -> Any:
+            match part:
+                case Image():
+                    return change(part)
+                case VideoFrames(frames):
+                    return dataclasses.replace(part, frames=tuple(map(change, frames)))
+                case FunctionResult(parts):
+                    return dataclasses.replace(part, parts=tuple(map(changed, parts)))
+            return part
+
+        return dataclasses.replace(self, parts=tuple(map(changed, self.parts)))
+
     def require_text(self) -> None:
         """Check that no part is an image, for a prompt that no template renders.
 
@@ -240,6 +266,15 @@ class Conversation:
     continues: bool = False
     left_out: tuple[str, ...] = ()
     origins: Mapping[str, ToolOrigin] = field(default_factory=dict)
+
+    def images(self) -> Iterator[Image]:
+        """Yield the images of all messages; see ``Message.images``."""
+        for message in self.messages:
+            yield from message.images()
+
+    def with_images(self, change: Callable[[Image], Image]) -> Conversation:
+        """Return the conversation with other images; see ``Message.images``."""
+        return dataclasses.replace(self, messages=[each.with_images(change) for each in self.messages])
 
     def turns(self, show: Callable[[Image], str | Json] = image_part) -> list[Json]:
         """Return the messages for the chat template; see ``Message.turns``."""

@@ -11,11 +11,13 @@ from ....errors import UsageError
 from ....options import Checked, option
 
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
+_IMAGE_DOMAIN = re.compile(r"(https?://)?([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 # The settings that SIGHUP reloads (docs/serving.md).
 RELOADED = (
     "any_model_name",
     "body_timeout_seconds",
     "grace_seconds",
+    "image_domains",
     "max_body_bytes",
     "max_choices",
     "max_logprobs",
@@ -57,7 +59,8 @@ class ServerConfig(Checked):
         tls_certificate: a file with the service's certificate in PEM; turns on encryption.
         tls_key: a file with the certificate's private key.
         tls_client_ca: a file with CA certificates; clients must have a certificate signed by one.
-        max_body_bytes: the largest request body, and the largest gRPC message sent.
+        max_body_bytes: the largest request body, the largest gRPC message sent, and the most that a request
+            fetches.
         max_choices: the maximum number of continuations of one prompt (``n``, ``best_of``).
         max_logprobs: the maximum number of log-probabilities per token.
         max_stored_responses: the maximum number of stored /v1/responses answers.
@@ -65,7 +68,10 @@ class ServerConfig(Checked):
             can then read and write the shared memory objects of this user.
         batch_folder: the folder of files and batches (docs/batch.md); without it, their endpoints are off.
         max_file_bytes: the largest file that may be uploaded.
-        body_timeout_seconds: how long a client may take to send a request's head, and then its body.
+        body_timeout_seconds: how long a client may take to send a request's head, and then its body; and how
+            long the pictures that a request gives by addresses may take.
+        image_domains: hosts that pictures are fetched from when a request gives their address: HOST for
+            ``https``, or ``http://HOST:PORT``. Other addresses, and private ones of these, are refused.
         stream_interval: send a piece of a stream after this many steps of the engine; larger values cost less
             processor time per token. The first and the last piece are sent at once.
         warm_up: run each model once before it accepts requests.
@@ -114,6 +120,7 @@ class ServerConfig(Checked):
     batch_folder: Path | None = None
     max_file_bytes: int = option(512 * 2**20, least=1024, unit="bytes")
     body_timeout_seconds: float = option(30.0, least=0.1)
+    image_domains: tuple[str, ...] = option((), flags=("--image-domain",))
     stream_interval: int = option(1, least=1)
     warm_up: bool = True
     log_content: bool = False
@@ -145,6 +152,12 @@ class ServerConfig(Checked):
         for alias in self.aliases:
             if not all(alias.partition("=")):
                 raise UsageError(f"an alias must be NAME=MODEL, not {alias!r}")
+        for domain in self.image_domains:
+            if not _IMAGE_DOMAIN.fullmatch(domain):
+                raise UsageError(
+                    f"an image domain must be HOST, https://HOST:PORT or http://HOST:PORT in lower case, not "
+                    f"{domain!r}"
+                )
         if self.ray is None and (self.replicas > 1 or self.replica_gpus or self.max_replicas is not None):
             raise UsageError("replicas, max_replicas and replica_gpus have no meaning without ray")
         if self.max_replicas is not None and self.max_replicas < self.replicas:

@@ -20,6 +20,7 @@ from ....errors import (
 from ...api.scoring import RERANK_INSTRUCTION
 from ...api.vectors import scaled
 from .caller import check_tokens, spend
+from .fetching import PictureFetcher
 from .handler import STOPPING
 from .messages import Embeddings
 
@@ -58,10 +59,17 @@ class EncoderHandler:
     Args:
         name: the name of the model.
         encoder: the encoder. A classifier has no vectors; one with one label ranks documents.
+        fetcher: fetches pictures that a request gives by their address.
     """
 
-    def __init__(self, name: str, encoder: TextEncoder | TextClassifier | TokenClassifier) -> None:
+    def __init__(
+        self,
+        name: str,
+        encoder: TextEncoder | TextClassifier | TokenClassifier,
+        fetcher: PictureFetcher | None = None,
+    ) -> None:
         self.name = name
+        self._fetcher = fetcher or PictureFetcher()
         self._encoder = encoder
         self._waiting: list[_Waiting] = []
         self._running: asyncio.Task[None] | None = None
@@ -409,6 +417,8 @@ class EncoderHandler:
     async def _run(self, key: Hashable, task: Task, texts: Sequence[Any]) -> tuple[Sequence[Any], int]:
         """Return the results of a task and the number of tokens of the texts."""
         check_tokens()
+        if self.sees:
+            texts = await self._fetcher.filled_inputs(texts)
         if self._refusal is not None:
             raise ServiceUnavailableError(self._refusal)
         if self.active >= MOST_WAITING:

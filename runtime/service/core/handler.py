@@ -31,6 +31,7 @@ from ...text.infill import Infill
 from ...types.outputs import RequestMetrics
 from .caller import CALLER, caller_name, check_tokens, spend
 from .chat import Conversation
+from .fetching import PictureFetcher
 from .messages import Delta, Embeddings, Generation, GenerationRequest, ModelInfo, Prompt, with_gap
 from .request_context import promise
 from .served_model import ServedModel
@@ -123,6 +124,7 @@ class LLMHandler:
     Args:
         on_engine_lost: called when a request fails because the engine is closed.
         observers: observes the requests.
+        fetcher: fetches pictures that a request gives by their address.
 
     Attributes:
         lora: the LoRA adapter of its requests; None is the base model.
@@ -132,9 +134,11 @@ class LLMHandler:
         self,
         on_engine_lost: Callable[[], None] = lambda: None,
         observers: Observer | None = None,
+        fetcher: PictureFetcher | None = None,
     ) -> None:
         self.lora: str | None = None
         self.requests = _Requests()
+        self._fetcher = fetcher or PictureFetcher()
         self._on_engine_lost = on_engine_lost
         self._observers = observers
 
@@ -207,7 +211,7 @@ class LLMHandler:
             if isinstance(request.prompt, Infill):
                 request = with_gap(request, *await llm.infill(request.prompt))
             stream = await llm.add_request(
-                await _prompt(llm, request.prompt, request.cache_salt or ""),
+                await self._prompt(llm, request.prompt, request.cache_salt or ""),
                 request.params,
                 request.request_id,
                 request.priority,
@@ -279,7 +283,7 @@ class LLMHandler:
             ServiceUnavailableError: see ``generate``.
         """
         with self._in_progress() as llm:
-            ready = await _prompt(llm, prompt)
+            ready = await self._prompt(llm, prompt)
             return await llm.token_ids(ready, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -345,7 +349,7 @@ class LLMHandler:
                 check_variables(texts.variables, RENDER_OPTIONS)
                 await _spend_on(llm, continuations)
                 return await llm.score_chat(
-                    texts.turns(),
+                    (await self._seen(texts)).turns(),
                     [continuations] if isinstance(continuations, str) else continuations,
                     tools=texts.tools or None,
                     continue_final_message=texts.continues,
@@ -423,6 +427,37 @@ class LLMHandler:
             return False
         return True
 
+    async def _prompt(self, llm: AsyncLLM, prompt: Prompt, salt: str = "") -> EnginePrompt:
+        """Return a prompt in the engine's form; a conversation is rendered, and its pictures are computed.
+
+        Args:
+            llm: the model.
+            prompt: of a request.
+            salt: see ``RequestFactory.chat_prompt``.
+        """
+        if isinstance(prompt, Infill):
+            return (await llm.infill(prompt))[0]
+        if not isinstance(prompt, Conversation):
+            return prompt
+        check_variables(prompt.variables, RENDER_OPTIONS)
+        return await llm.render(
+            (await self._seen(prompt)).turns(),
+            tools=prompt.tools or None,
+            continue_final_message=prompt.continues,
+            called=prompt.called,
+            parallel_calls=prompt.parallel_calls,
+            image_salt=salt,
+            **prompt.variables,
+        )
+
+    async def _seen(self, conversation: Conversation) -> Conversation:
+        """Return a conversation with the pictures that it gives by addresses, if the model sees.
+
+        Raises:
+            RequestError: see ``PictureFetcher.fetch``.
+        """
+        return await self._fetcher.filled(conversation) if self.info.reads_images else conversation
+
     def _refuse_adapter(self, what: str) -> None:
         """Check that no adapter is asked for what only a base model has.
 
@@ -486,27 +521,3 @@ async def _spend_on(llm: AsyncLLM, *groups: str | Sequence[str]) -> None:
     for texts in groups:
         for text in [texts] if isinstance(texts, str) else texts:
             spend(len(await llm.token_ids(text)))
-
-
-async def _prompt(llm: AsyncLLM, prompt: Prompt, salt: str = "") -> EnginePrompt:
-    """Return a prompt in the engine's form; a conversation is rendered, and its pictures are computed.
-
-    Args:
-        llm: the model.
-        prompt: of a request.
-        salt: see ``RequestFactory.chat_prompt``.
-    """
-    if isinstance(prompt, Infill):
-        return (await llm.infill(prompt))[0]
-    if not isinstance(prompt, Conversation):
-        return prompt
-    check_variables(prompt.variables, RENDER_OPTIONS)
-    return await llm.render(
-        prompt.turns(),
-        tools=prompt.tools or None,
-        continue_final_message=prompt.continues,
-        called=prompt.called,
-        parallel_calls=prompt.parallel_calls,
-        image_salt=salt,
-        **prompt.variables,
-    )

@@ -16,6 +16,7 @@ from ...process.garbage import exclude_newer
 from ...process.memory import give_back_freed
 from ...process.threads import in_daemon_thread
 from .encoder import EncoderHandler
+from .fetching import PictureFetcher
 from .handler import LLMHandler
 from .messages import ModelInfo
 from .served_model import ServedModel
@@ -104,6 +105,7 @@ class Entry:
         name: the model's name.
         loader: loads it.
         new_handler: makes a handler of a language model's requests.
+        fetcher: fetches pictures for encoders.
 
     Attributes:
         evicted: whether it is unloaded to free memory; the next request loads it again.
@@ -111,8 +113,14 @@ class Entry:
             good, None is the service's own time.
     """
 
-    def __init__(self, name: str, loader: ModelLoader, new_handler: Callable[[Entry], LLMHandler]) -> None:
-        self.name, self.loader = name, loader
+    def __init__(
+        self,
+        name: str,
+        loader: ModelLoader,
+        new_handler: Callable[[Entry], LLMHandler],
+        fetcher: PictureFetcher,
+    ) -> None:
+        self.name, self.loader, self._fetcher = name, loader, fetcher
         self.state: ModelState = "unloaded"
         self.reason = ""
         self.model: ServedModel | None = None
@@ -273,7 +281,7 @@ class Entry:
                 self.model = loaded
                 self.handler.ready(loaded)
             elif self.loader.kind == "encoder":
-                self.encoder = EncoderHandler(self.name, loaded)
+                self.encoder = EncoderHandler(self.name, loaded, self._fetcher)
             else:
                 self.tensor = loaded
             exclude_newer()

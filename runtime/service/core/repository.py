@@ -19,6 +19,7 @@ from ....errors import (
     UnknownModelError,
 )
 from ....options import shown
+from .fetching import PictureFetcher
 from .handler import LLMHandler, Observers
 from .model_entry import Entry, ModelLoader, ModelStatus
 from .served_model import ServedModel
@@ -77,6 +78,7 @@ class ModelRepository:
         self.keep_seconds = keep_seconds
         self.all_lost = asyncio.Event()  # set when the last working engine has failed
         self.observers = Observers()  # of all requests
+        self.fetcher = PictureFetcher()  # of all requests
         self._grace_seconds = grace_seconds
         self._started = False
         self._loading_again: dict[Entry, asyncio.Task[None]] = {}
@@ -426,7 +428,7 @@ class ModelRepository:
             _log.warning("the model %a cannot be loaded again: %s", entry.name, _encodable(str(error)))
 
     def _made(self, name: str, loaders: Sequence[ModelLoader]) -> list[Entry]:
-        return [Entry(name, loader, self._handler) for loader in loaders]
+        return [Entry(name, loader, self._handler, self.fetcher) for loader in loaders]
 
     def _kept_or_made(self, name: str, loaders: Sequence[ModelLoader]) -> list[Entry]:
         """Return the entries of a model; those whose files have not changed are kept."""
@@ -442,7 +444,7 @@ class ModelRepository:
         return entries
 
     def _handler(self, entry: Entry) -> LLMHandler:
-        return LLMHandler(lambda: self._lost(entry), self.observers)
+        return LLMHandler(lambda: self._lost(entry), self.observers, self.fetcher)
 
     def _lost(self, entry: Entry) -> None:
         """Mark a model as failed because its engine is closed."""

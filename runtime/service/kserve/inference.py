@@ -48,7 +48,9 @@ class Inference:
     @classmethod
     def of(cls, models: ModelRepository, config: ServerConfig) -> Inference:
         """Return an instance for the models of a repository and the service's settings."""
-        return cls(Admission(models, Policy(config)), SharedMemory(allowed=config.shared_memory))
+        policy = Policy(config)
+        models.fetcher.config = lambda: policy.config
+        return cls(Admission(models, policy), SharedMemory(allowed=config.shared_memory))
 
     async def run(self, request: InferenceRequest) -> InferenceResponse:
         """Return the response to a request that has exactly 1 response.

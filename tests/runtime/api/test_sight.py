@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from vision_golden import NEW_TOKENS, golden_path, picture
 
 import carryall
-from carryall import LLM, AsyncLLM, QuantizationRecipe, SamplingParams
+from carryall import LLM, AsyncLLM, QuantizationRecipe, SamplingParams, StructuredOutput
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
 from carryall.runtime.api.embedding import encoded_tokens
 from carryall.runtime.api.prompts import PooledPrompt
@@ -132,6 +133,27 @@ def test_all_pictures_of_a_step_and_their_sizes_are_apart(package: Path) -> None
     with opened(package) as llm, opened(package, max_slots=1, prefix_cache=False) as alone:
         together = [output.outputs[0].token_ids for output in llm.chat(talks, GREEDY)]
         assert together == [tokens(alone, talk) for talk in talks]
+
+
+@pytest.mark.parametrize("wanted", [" ", "\n", "\t"])
+def test_json_on_a_picture_ends_with_a_model_that_writes_only_whitespace(llm: LLM, wanted: str) -> None:
+    """A weak model that is shown a picture repeats whitespace until the context is full (vLLM #38696)."""
+    prompt = llm.render_chat(asked(picture())).token_ids
+    (blank,) = llm.requests.encode(wanted, add_special_tokens=False)
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=400,
+        logit_bias={blank: 100.0},
+        structured_output=StructuredOutput(json_schema={**schema, "additionalProperties": False}),
+    )
+    (output,) = llm.chat(asked(picture()), params)
+    (answer,) = output.outputs
+    assert IMAGE_ID in prompt
+    assert answer.finish_reason == "stop"
+    assert json.loads(answer.text).keys() == {"a"}
+    runs = [len(run) for run in re.findall(r"\s+", answer.text)]
+    assert max(runs) == 20  # the bias works, and the grammar ends it
 
 
 def test_preempted_pictures_are_computed_again(package: Path) -> None:

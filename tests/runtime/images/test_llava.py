@@ -48,6 +48,8 @@ def test_tiles_equal_those_recorded_from_transformers(case: dict[str, Any]) -> N
     prepared = family.prepare(options, picture(case["height"], case["width"]))
     values = np.ascontiguousarray([normalized(options, unit) for unit in prepared.units])
     assert values.shape == (case["tiles"], 3, TILE, TILE)
+    rows, columns = prepared.grid
+    assert case["tiles"] == rows * columns + (case["kind"] == "next")
     assert hashlib.sha256(values.tobytes()).hexdigest() == case["sha256"]
 
 

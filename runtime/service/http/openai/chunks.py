@@ -66,6 +66,7 @@ class _Chunks:
             completion_tokens=self._tokens,
             cached_tokens=sum(usage.cached_tokens for usage in self._usage.values()),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in self._usage.values()),
+            pictures=tuple(picture for usage in self._usage.values() for picture in usage.pictures),
         )
 
 

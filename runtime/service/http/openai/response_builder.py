@@ -13,7 +13,7 @@ from ...core.chat import Conversation, Message, ToolOrigin, custom_input, joined
 from ...core.messages import Delta, Usage
 from .reading import Json
 from .responses import ResponseAsk, read_item
-from .writing import chat_logprobs
+from .writing import chat_logprobs, prompt_details
 
 
 class ResponseBuilder:
@@ -78,7 +78,7 @@ class ResponseBuilder:
     def _end(self, reason: str | None, usage: Usage) -> Iterator[Json]:
         self.response["usage"] = {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "input_tokens_details": prompt_details(usage),
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

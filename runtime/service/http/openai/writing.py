@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,9 +36,18 @@ def usage_json(usage: Usage) -> Json:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": prompt_details(usage),
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
+
+
+def prompt_details(usage: Usage) -> Json:
+    """Return the kinds of tokens of a prompt; with pictures, the size in which the model sees each."""
+    details: Json = {"cached_tokens": usage.cached_tokens}
+    if usage.pictures:
+        details["image_tokens"] = sum(picture.tokens for picture in usage.pictures)
+        details["images"] = [dataclasses.asdict(picture) for picture in usage.pictures]
+    return details
 
 
 def chat_logprobs(

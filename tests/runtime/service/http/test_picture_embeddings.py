@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from http_serving import http_serving
+from internet import Net, found, says
 from picture_encoder_golden import HYPOTHESIS, LABELS
 from seeing_golden import pictures
 from sentence_models import write_sentence_model
@@ -89,6 +90,26 @@ def test_all_forms_of_a_picture_have_its_vector(packages: dict[str, Path]) -> No
     np.testing.assert_allclose(found[4][1], [second, text], **CLOSE)
     assert found[0][1]["usage"]["prompt_tokens"] == 2 * len(encoder.encode(["a cat"])[0].ids)
     assert found[1][1]["usage"]["prompt_tokens"] == 0
+
+
+def test_a_picture_of_an_allowed_host_is_fetched(packages: dict[str, Path]) -> None:
+    net, url = Net(says(found(base64.b64decode(png(0))))), "http://plain.example/0.png"
+
+    async def scenario() -> list[tuple[int, Any]]:
+        load = ModelLoader(lambda: load_encoder(packages["clip"], "cpu", {}, warm_up=True), kind="encoder")
+        models = ModelRepository({"clip": [load]})
+        allowed = ("http://plain.example",)
+        async with net.behind(models.fetcher), http_serving(None, models, image_domains=allowed) as http:
+            inputs: list[Any] = [[part(url), "a cat", part(url)], part("http://other.example/")]
+            answers = [await http.post("/v1/embeddings", input=each, normalize=False) for each in inputs]
+            return [(answer.status_code, answer.json()) for answer in answers]
+
+    (status, vectors), (refused, error) = asyncio.run(scenario())
+    assert (status, refused, len(net.asked)) == (200, 400, 1)
+    assert "fetches no pictures from http://other.example" in error["error"]["message"]
+    expected = carryall.TextEncoder(packages["clip"]).embed([{"image": pictures()[0]}, "a cat"])
+    rows = [row["embedding"] for row in vectors["data"]]
+    np.testing.assert_allclose(rows, expected[[0, 1, 0]], **CLOSE)
 
 
 @pytest.mark.parametrize("model", ["clip", "siglip"])

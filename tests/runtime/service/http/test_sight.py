@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from http_serving import HttpServed, http_serving
+from internet import Net, found, says
 from PIL import Image
 from tiny_models import write_tiny
 from tiny_vlms import write_vlm
@@ -161,6 +162,88 @@ def test_tenants_of_other_salts_share_no_computed_pictures(package: Path, answer
                 assert counts == [one, 2 * one, 2 * one, 3 * one, 3 * one, 3 * one]
         finally:
             llm.shutdown()
+
+    asyncio.run(scenario())
+
+
+ADDRESS = "http://plain.example/page.png"
+BY_URL = {"type": "image_url", "image_url": {"url": ADDRESS}}
+INPUT_BY_URL = {"type": "input_image", "image_url": ADDRESS}
+BLOCK_BY_URL = {"type": "image", "source": {"type": "url", "url": ADDRESS}}
+ADDRESSED: list[tuple[str, Json, Any]] = [
+    ("/v1/chat/completions", {**DOORS[0][1], "messages": user(BY_URL, TEXT)}, openai_chat),
+    ("/v1/responses", {**DOORS[1][1], "input": user(INPUT_BY_URL, INPUT[1])}, responses),
+    ("/v1/messages", {**DOORS[2][1], "messages": user(BLOCK_BY_URL, TEXT)}, anthropic),
+]
+
+
+@asynccontextmanager
+async def fetching(model: Path, net: Net) -> AsyncIterator[HttpServed]:
+    """A service that fetches pictures from one host of a net."""
+    models = ModelRepository({"toy": lambda: load_served_model(model, provider="cpu")})
+    allowed = ("http://plain.example",)
+    async with net.behind(models.fetcher), http_serving(None, models, image_domains=allowed) as service:
+        yield service
+
+
+@pytest.mark.long
+def test_pictures_of_allowed_hosts_are_fetched_at_every_door_of_addresses(package: Path) -> None:
+    net = Net(says(found(base64.b64decode(DATA))))
+
+    async def scenario() -> None:
+        async with fetching(package, net) as service:
+            for (path, body, read), (_, whole, _) in zip(ADDRESSED, DOORS, strict=False):
+                given, expected = await service.post(path, **body), await service.post(path, **whole)
+                assert given.status_code == 200, (path, given.text)
+                assert (path, read(given.json())) == (path, read(expected.json()))
+            assert len(net.asked) == len(ADDRESSED)
+            counted = await service.post("/v1/messages/count_tokens", messages=ADDRESSED[2][1]["messages"])
+            assert counted.json()["input_tokens"] == LENGTH
+            net.names["plain.example"] = [["10.0.0.1"]]
+            refused = await service.post(ADDRESSED[0][0], **ADDRESSED[0][1])
+            assert (refused.status_code, "not public" in refused.text) == (400, True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_a_model_that_reads_text_only_fetches_nothing(tmp_path: Path) -> None:
+    net = Net(says(found(base64.b64decode(DATA))))
+
+    async def scenario() -> None:
+        async with fetching(write_tiny("llama", tmp_path), net) as service:
+            given = await service.post(ADDRESSED[0][0], **ADDRESSED[0][1])
+            assert (given.status_code, net.lookups) == (400, [])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_usage_tells_the_size_in_which_the_model_sees_each_picture(package: Path) -> None:
+    sizes, seen = ((50, 90), (90, 30)), []
+    parts = []
+    for height, width in sizes:
+        out = io.BytesIO()
+        Image.fromarray(picture(height, width)).save(out, "PNG")
+        url = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+        # the processor of the checkpoint: longest edge 96, then up to whole tiles of 32
+        grid = [-(-round(96 * edge / max(height, width)) // 32) for edge in (height, width)]
+        tiles = grid[0] * grid[1] + 1
+        seen.append({"width": 32 * grid[1], "height": 32 * grid[0], "tokens": 4 * tiles})
+    body = {"messages": user(*parts, TEXT), **GREEDY}
+
+    async def scenario() -> None:
+        async with served(package) as service:
+            usage = (await service.post("/v1/chat/completions", **body)).json()["usage"]
+            asked = {"stream": True, "stream_options": {"include_usage": True}}
+            events = await service.events("/v1/chat/completions", **body, **asked)
+            text = (await service.post("/v1/chat/completions", messages=user(TEXT), **GREEDY)).json()["usage"]
+            details = usage["prompt_tokens_details"]
+            assert details["images"] == seen
+            assert details["image_tokens"] == sum(each["tokens"] for each in seen) < usage["prompt_tokens"]
+            assert events[-2]["usage"]["prompt_tokens_details"]["images"] == seen
+            assert text["prompt_tokens_details"].keys() == {"cached_tokens"}
 
     asyncio.run(scenario())
 
