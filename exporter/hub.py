@@ -28,6 +28,11 @@ _ROOM = 1.25  # memory that a model takes, in bytes of its file: weights, KV and
 Sizes = Mapping[str, int | None]  # of the files of a repository, by name
 
 
+def fits(size: float, memory: float) -> bool:
+    """Return whether a file of so many bytes runs in so many bytes of memory, about."""
+    return size * _ROOM <= memory
+
+
 def is_hub_id(name: str) -> bool:
     """Return whether ``name`` has the form ``org/name[@revision][:part]``."""
     return _HUB_ID.fullmatch(name) is not None
@@ -163,7 +168,7 @@ def _best_gguf(models: list[str], sizes: Sizes, hub_id: str, memory: int | None)
     totals = {form: sum(sizes[name] or 0 for name in files) for form, files in forms.items()}
     known = sorted((form for form in forms if form in _BEST), key=_BEST.index)
     for form in known:
-        if memory is None or totals[form] * _ROOM <= memory:
+        if memory is None or fits(totals[form], memory):
             return forms[form]
     if not known:
         return models

@@ -12,6 +12,7 @@ from ...exporter.config.genai import GENAI_FILE, graph_name
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.gguf.file import GGUF_SUFFIX, shard_paths
 from ...exporter.hub import download, is_hub_id
+from ...exporter.model_names import named_model, similar_names
 from ...exporter.package import MODEL_FILE, TOKENIZER_FILE, Package
 from ...providers.host.machine import describe_machine
 from ...storage.paths import check_name
@@ -27,7 +28,8 @@ def find_model(model: str | Path) -> Path:
     """Return the package, checkpoint folder, ONNX file or GGUF file of MODEL; a hub id is downloaded.
 
     Names of embedded models (``demo``) always mean these, even if the working folder has a folder of that
-    name; write ``./demo`` for the folder. Other names are looked up as a file or folder, then as a hub id.
+    name; write ``./demo`` for the folder. Other names are looked up as a file or folder, then as a short name
+    of ``exporter/model_names.toml``, then as a hub id.
 
     Raises:
         ModelNotFoundError: there is no model of that name, or a folder holds several and none is the default.
@@ -52,10 +54,13 @@ def find_model(model: str | Path) -> Path:
         return path
     if isinstance(model, Path) or _looks_like_path(name):
         raise ModelNotFoundError(f"there is no file or folder {name}")
-    if is_hub_id(name):
-        return find_model(download(name, describe_machine().memory_total))
+    known = named_model(name)
+    if known is not None or is_hub_id(name):
+        return find_model(download(known.hub if known else name, describe_machine().memory_total))
+    meant = "".join(f"do you mean {other}? Else " for other in similar_names(name)[:1])
     raise ModelNotFoundError(
-        f"no model '{name}'; give a package, a checkpoint folder, a .gguf or .onnx file, a hub id or 'demo'"
+        f"no model '{name}'; {meant}give a package, a checkpoint folder, a .gguf or .onnx file, a hub id, a "
+        "short name (carryall list --names) or 'demo'"
     )
 
 

@@ -12,6 +12,9 @@ import pytest
 from hub_stand_in import StandIn, hub_environment, hub_of
 from tiny_gguf import write_gguf
 
+from carryall.exporter.hub import choose, is_hub_id
+from carryall.exporter.model_names import named_models
+
 Carryall = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -77,3 +80,29 @@ def test_only_hub_ids_are_pulled(carryall: Carryall, name: str) -> None:
     result = carryall("pull", name)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "is not a hub id" in result.stderr
+
+
+@pytest.mark.long
+def test_short_names_stand_for_hub_ids(carryall: Carryall) -> None:
+    rows = json.loads(carryall("list", "--names", "--json").stdout)
+    assert {"qwen3.5-4b", "gemma-4-e4b", "gpt-oss-20b"} <= {row["name"] for row in rows}
+    assert all(row["bytes"] > 1e8 and row["licence"] for row in rows)
+    shown = carryall("list", "--names").stdout
+    assert "Apache-2.0" in shown
+    pulled = carryall("pull", "Qwen3.5-4B")
+    assert "unsloth/Qwen3.5-4B-GGUF" in pulled.stderr  # which the local hub does not have
+    assert any(path.startswith("/api/models/unsloth/Qwen3.5-4B-GGUF") for path in StandIn.requested)
+    for verb in (("pull",), ("run",), ("plan",)):
+        assert "do you mean qwen3.5-4b?" in " ".join(carryall(*verb, "qwen3.5-4").stderr.split())
+    assert "nothing is stored of 'unsloth/Qwen3.5-4B-GGUF:UD-Q4_K_XL'" in carryall("rm", "qwen3.5-4b").stderr
+
+
+def test_every_short_name_is_of_a_file_that_is_read() -> None:
+    """Their hub ids are of a form that downloads, with a part that a list of files can have."""
+    for name, model in named_models().items():
+        assert name == name.lower()
+        assert is_hub_id(model.hub), name
+        repo, _, part = model.hub.partition(":")
+        stem = repo.partition("/")[2].removesuffix("-GGUF").removesuffix("_gguf")
+        files = {f"{stem}-{part}.gguf": 1, f"{stem}-Q8_0.gguf": 1} if part else {f"{stem}-mxfp4.gguf": 1}
+        assert choose(files, part or None, model.hub)[0] == next(iter(files))
