@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..errors import MissingExtraError, ModelNotFoundError
+from ..errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
 from ..reports import human_bytes
 from ..storage.paths import stays_inside
 from .config.genai import GENAI_FILE
 from .gguf.file import shard_stem
+from .header_files import write_header
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./ -]+))?")
+_PARTIAL = 206  # the status of an answer to a request for a range
 _SIDE = ("*.json", "*.jinja")
 # The types of GGUF files, the best compromise of size and quality first: a machine takes the first that fits.
 _BEST = (
@@ -51,32 +55,124 @@ def download(hub_id: str, memory: int | None = None) -> Path:
         MissingExtraError: huggingface_hub is not installed.
         ModelNotFoundError: the id is malformed, there is no such model, or the hub cannot be reached.
     """
-    match = _HUB_ID.fullmatch(hub_id)
-    if match is None or not all(stays_inside(match[name] or "x") for name in ("revision", "part")):
-        raise ModelNotFoundError(f"'{hub_id}' is not a hub id; use org/name[@revision][:part]")
-    try:
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import HFValidationError
-    except ImportError as error:
-        raise MissingExtraError(f"the hub model '{hub_id}'", "huggingface_hub", "hub") from error
+    repo = _Repository.named(hub_id)
+    with repo.errors():
+        return _fetched(hub_id, repo.part, repo.sizes, repo.fetch, memory)
 
-    def fetch(**options: Any) -> Path:
-        return Path(snapshot_download(match["repo"], revision=match["revision"], **options))
 
-    def sizes() -> Sizes:
+def download_headers(hub_id: str, folder: Path, memory: int | None = None) -> Path:
+    """Write a model of which only the headers are downloaded, and return its folder or file.
+
+    Files of weights are as long as on the hub, and empty behind their headers, so that what reads headers
+    reads them as it would the whole model. Other files are whole.
+
+    Args:
+        hub_id: as for ``download``.
+        folder: where the files go.
+        memory: as for ``download``.
+
+    Raises:
+        MissingExtraError: huggingface_hub is not installed.
+        ModelNotFoundError: as for ``download``.
+        UnsupportedModelError: the model is an ONNX graph, which has no headers.
+    """
+    repo = _Repository.named(hub_id)
+    with repo.errors():
+        sizes = repo.sizes()
+        place, wanted = choose(sizes, repo.part, hub_id, memory)
+        for name in wanted:
+            if name.endswith((".onnx", ".onnx_data", ".data")):
+                raise UnsupportedModelError(
+                    f"{hub_id} is an ONNX graph, which must be downloaded: carryall pull"
+                )
+            write_header(folder / name, sizes[name] or 0, partial(repo.part_of, name))
+    return folder / place
+
+
+class _Repository:
+    """One repository of the hub."""
+
+    def __init__(self, hub_id: str, repo: str, revision: str | None, part: str | None) -> None:
+        self._hub_id, self._repo, self._revision, self.part = hub_id, repo, revision, part
+        self._commit = revision  # that of the sizes, so that the parts of files belong together
+
+    @staticmethod
+    def named(hub_id: str) -> _Repository:
+        """Return the repository of a hub id.
+
+        Raises:
+            MissingExtraError: huggingface_hub is not installed.
+            ModelNotFoundError: the id is malformed.
+        """
+        match = _HUB_ID.fullmatch(hub_id)
+        if match is None or not all(stays_inside(match[name] or "x") for name in ("revision", "part")):
+            raise ModelNotFoundError(f"'{hub_id}' is not a hub id; use org/name[@revision][:part]")
         try:
-            info = HfApi().model_info(match["repo"], revision=match["revision"], files_metadata=True)
+            import huggingface_hub  # noqa: F401 -- an extra
+        except ImportError as error:
+            raise MissingExtraError(f"the hub model '{hub_id}'", "huggingface_hub", "hub") from error
+        return _Repository(hub_id, match["repo"], match["revision"], match["part"])
+
+    def fetch(self, **options: Any) -> Path:
+        """Download files; the options are those of ``snapshot_download``."""
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(self._repo, revision=self._revision, **options))
+
+    def sizes(self) -> Sizes:
+        """Return the sizes of all files.
+
+        Raises:
+            ConnectionError: the hub does not answer.
+        """
+        from huggingface_hub import HfApi
+
+        try:
+            info = HfApi().model_info(self._repo, revision=self._revision, files_metadata=True)
         except Exception as error:  # of requests or httpx, depending on the version of huggingface_hub
             raise ConnectionError(str(error)) from error
+        self._commit = info.sha
         return {file.rfilename: file.size for file in info.siblings or []}
 
-    try:
-        return _fetched(hub_id, match["part"], sizes, fetch, memory)
-    except (OSError, HFValidationError) as error:  # all of huggingface_hub's network errors are OSErrors
-        reason = str(error).strip().splitlines()[0]
-        raise ModelNotFoundError(
-            f"there is no file or folder '{hub_id}', and the Hugging Face hub cannot provide it: {reason}"
-        ) from error
+    def part_of(self, name: str, begin: int, size: int) -> bytes:
+        """Return bytes of a file.
+
+        Raises:
+            ConnectionError: the hub does not answer, or with another part.
+        """
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers
+
+        url = hf_hub_url(self._repo, name, revision=self._commit)
+        headers = {**build_hf_headers(), "Range": f"bytes={begin}-{begin + size - 1}"}
+        content = bytearray()
+        try:
+            with get_session().stream("GET", url, headers=headers, follow_redirects=True) as answer:
+                answer.raise_for_status()
+                skipped = 0 if answer.status_code == _PARTIAL else begin  # by servers without ranges
+                for chunk in answer.iter_bytes():
+                    content += chunk
+                    if len(content) >= skipped + size:
+                        break
+        except Exception as error:  # of httpx
+            raise ConnectionError(str(error)) from error
+        if len(content) < skipped + size:
+            raise ConnectionError(f"{name} ended after {len(content)} bytes")
+        return bytes(content[skipped : skipped + size])
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn errors of the library and of the network into ``ModelNotFoundError``."""
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            yield
+        except (OSError, HFValidationError) as error:  # all of huggingface_hub's network errors are OSErrors
+            reason = str(error).strip().splitlines()[0]
+            raise ModelNotFoundError(
+                f"there is no file or folder '{self._hub_id}', and the Hugging Face hub cannot provide it: "
+                f"{reason}"
+            ) from error
 
 
 def _fetched(

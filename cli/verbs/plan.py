@@ -52,14 +52,16 @@ def command(
 ) -> None:
     """Show which form of a model fits into a machine, and how fast it will decode.
 
-    Only headers are read. For each form of the weights the table shows their size, keys and values, whether
-    all sequences fit, and the tokens a second to expect with the whole context cached: from products of the
-    kernels that are measured here, or with --bandwidth from the bytes of a step alone.
+    Only headers are read, of a model on the hub too. For each form of the weights the table shows their size,
+    keys and values, whether all sequences fit, and the tokens a second to expect with the whole context
+    cached: from products of the kernels that are measured here, or with --bandwidth from the bytes of a step
+    alone.
 
     \b
     Examples:
         carryall plan demo
         carryall plan ./qwen3-8b --memory 16GB --bandwidth 100GB/s --context 8192 --batch 16
+        carryall plan qwen3.5-9b
         carryall plan model.gguf --goal speed --json
     """
     with phases(quiet=quiet or as_json) as tell:

@@ -6,10 +6,11 @@ the result are counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...contract import SLIDING_WINDOWS, is_past, is_past_state
 from ...errors import UsageError
+from ...exporter.hub import download_headers, is_hub_id
+from ...exporter.model_names import named_model
 from ...graph_opt.lower.paged_kv import CACHE_TYPE, row_bytes, width_of
 from ...progress import Progress, phase
 from ...providers import get_provider
@@ -26,6 +29,7 @@ from ...providers.kv_groups import TRIM_STEP
 from ...providers.native.library import find_library
 from ...providers.native.speed import ProductForm, seconds_per_byte
 from ...reports import Report, human_bytes
+from ...storage.scratch import scratch_folder
 from ..models.lowering import with_context
 from ..models.model_source import SourceModel, resolve_model
 from ..types.arguments import checked_arguments
@@ -264,7 +268,8 @@ def plan(
     """Plan how a model runs on the CPU, from its headers.
 
     Args:
-        model: a package, a checkpoint folder, a GGUF file or ``demo``.
+        model: a package, a checkpoint folder, a GGUF file, ``demo``, or a hub id or short name, of which only
+            headers are downloaded.
         memory: bytes of the machine's memory; None is this machine's.
         bandwidth: of its memory in bytes/s; None measures this machine, and the products of its kernels.
         context_length: tokens of a sequence; None is the model's own, at most 8,192.
@@ -278,36 +283,49 @@ def plan(
         CarryallError: the model cannot be read.
     """
     _check(memory, bandwidth, batch)
-    files = resolve_model(model)
-    if files.lowered or files.facts.sizes is None:
-        reason = "was lowered for a target" if files.lowered else "is not a decoder with a KV cache"
-        raise UsageError(f"{files.name} {reason}; plan takes a package, a checkpoint folder or a GGUF file")
-    longest = DEFAULT_CONTEXT if files.context is None else min(files.context.default, DEFAULT_CONTEXT)
-    config = with_context(RunnerConfig(context_length=context_length or longest), files)
-    speed = _speed(bandwidth)
-    size = machine.memory()[0] if memory is None else memory
-    context = config.context_length or longest
-    names = _forms(files)
-    tell, forms = phase(progress, "plan"), []
-    for index, name in enumerate(names):
-        loads = _loads(files, name, config)
-        forms.append(_planned(name, loads, size, speed, batch, context))
-        tell(index + 1, len(names), name)
-    choice = _choice(forms, goal)
-    return PlanReport(
-        model=files.name,
-        parameters=files.summary.parameters,
-        context_length=context,
-        batch=batch,
-        goal=goal,
-        memory_bytes=size,
-        bandwidth_gb_s=round(speed.bandwidth / 1e9, 2),
-        measured=bool(speed.threads),
-        forms=tuple(forms),
-        choice=None if choice is None else choice.form,
-        reason=_reason(forms, choice, goal, size),
-        command="" if choice is None else _command(files.name, choice, forms),
-    )
+    with _headers(model) as place:
+        files = resolve_model(place)
+        if files.lowered or files.facts.sizes is None:
+            reason = "was lowered for a target" if files.lowered else "is not a decoder with a KV cache"
+            raise UsageError(f"{model} {reason}; plan takes a package, a checkpoint folder or a GGUF file")
+        longest = DEFAULT_CONTEXT if files.context is None else min(files.context.default, DEFAULT_CONTEXT)
+        config = with_context(RunnerConfig(context_length=context_length or longest), files)
+        speed = _speed(bandwidth)
+        size = machine.memory()[0] if memory is None else memory
+        context = config.context_length or longest
+        names = _forms(files)
+        tell, forms = phase(progress, "plan"), []
+        for index, name in enumerate(names):
+            loads = _loads(files, name, config)
+            forms.append(_planned(name, loads, size, speed, batch, context))
+            tell(index + 1, len(names), name)
+        choice = _choice(forms, goal)
+        return PlanReport(
+            model=str(model),
+            parameters=files.summary.parameters,
+            context_length=context,
+            batch=batch,
+            goal=goal,
+            memory_bytes=size,
+            bandwidth_gb_s=round(speed.bandwidth / 1e9, 2),
+            measured=bool(speed.threads),
+            forms=tuple(forms),
+            choice=None if choice is None else choice.form,
+            reason=_reason(forms, choice, goal, size),
+            command="" if choice is None else _command(str(model), choice, forms),
+        )
+
+
+@contextlib.contextmanager
+def _headers(model: str | Path) -> Iterator[str | Path]:
+    """Yield a model on this disk: of one that is on the hub only, the headers, which are deleted behind."""
+    known = named_model(str(model))
+    hub_id = known.hub if known is not None else str(model)
+    if isinstance(model, Path) or Path(model).exists() or not is_hub_id(hub_id):
+        yield model
+        return
+    with scratch_folder() as folder:
+        yield download_headers(hub_id, folder, machine.memory()[0])
 
 
 def _check(memory: int | None, bandwidth: float | None, batch: int) -> None:

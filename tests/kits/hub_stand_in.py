@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,11 @@ class StandIn(BaseHTTPRequestHandler):
             self._send(json.dumps(facts).encode())
         elif path.startswith(start := f"/org/tiny/resolve/{SHA}/"):
             file = self.folder / path.removeprefix(start)
-            self._send(file.read_bytes(), {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": SHA})
+            content, status = file.read_bytes(), 200
+            if part := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                content, status = content[int(part[1]) : int(part[2]) + 1], 206
+            told = {"ETag": f'"{_digest(file)}"', "X-Repo-Commit": SHA}
+            self._send(content, told, status=status)
         else:
             self._send(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404)
 

@@ -106,3 +106,16 @@ def test_every_short_name_is_of_a_file_that_is_read() -> None:
         stem = repo.partition("/")[2].removesuffix("-GGUF").removesuffix("_gguf")
         files = {f"{stem}-{part}.gguf": 1, f"{stem}-Q8_0.gguf": 1} if part else {f"{stem}-mxfp4.gguf": 1}
         assert choose(files, part or None, model.hub)[0] == next(iter(files))
+
+
+@pytest.mark.long
+def test_a_plan_downloads_headers_only(carryall: Carryall, tmp_path: Path) -> None:
+    whole = StandIn.folder / "Tiny-Q8_0.gguf"
+    planned = carryall("plan", "org/tiny:Q8_0", "--bandwidth", "10GB/s", "--json")
+    assert planned.returncode == 0, planned.stderr
+    report = json.loads(planned.stdout)
+    assert report["model"] == "org/tiny:Q8_0"
+    local = json.loads(carryall("plan", str(whole), "--bandwidth", "10GB/s", "--json").stdout)
+    assert {**report, "model": "", "command": ""} == {**local, "model": "", "command": ""}
+    assert not list((tmp_path / "home").rglob("*.gguf"))
+    assert all("Q8_0" in path for path in StandIn.requested if path.endswith(".gguf"))
