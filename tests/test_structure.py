@@ -47,7 +47,8 @@ providers.ort
 providers.host
 providers.openvino
 providers.targets
-runtime.types runtime.process runtime.images
+runtime.types runtime.process
+runtime.images
 runtime.text runtime.engine.sampling
 runtime.text.parsers
 runtime.engine.requests
