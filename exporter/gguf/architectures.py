@@ -107,6 +107,7 @@ _LFM2 = {
 _ATTENTION_FACTORS = ("attn_factor", "yarn_attn_factor")
 _BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
 _SCALED_WINDOWS = ("gemma2", "gpt-oss")  # whose layers with windows take the factor of the rope as it is
+_OTHER_WINDOWS = ("gemma3",)  # whose layers with windows have a rope of their own
 _GEMMA_27B_LAYERS = (46, 62)  # of Gemma 2 and 3
 
 
@@ -213,6 +214,11 @@ def _lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the layers' kinds: convolutions have no heads of keys."""
     heads = _stated(config, "num_key_value_heads")
     heads = heads if isinstance(heads, list) else [heads] * _stated(config, "num_hidden_layers")
+    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    if window and (not isinstance(context, int) or window < context):
+        raise UnsupportedModelError(
+            f"the GGUF file has lfm2.attention.sliding_window = {window}, and lfm2 has no windows here"
+        )
     return {
         "num_key_value_heads": [number for number in heads if number],
         "layer_types": ["full_attention" if number else "conv" for number in heads],
@@ -383,6 +389,12 @@ def _rope(metadata: Mapping[str, Any], prefix: str, *, by_frequency: bool) -> di
         )
     if kind == "yarn":
         result["rope_scaling"] |= _yarn(metadata, f"{prefix}.rope.scaling", factor or 1.0)
+        stated = [metadata.get(f"{prefix}.rope.scaling.{name}", 1.0) for name in _ATTENTION_FACTORS]
+        if prefix in _OTHER_WINDOWS and math.prod(stated) != 1.0:
+            raise UnsupportedModelError(
+                f"the GGUF file has {prefix}.rope.scaling.attn_factor or yarn_attn_factor, which is not "
+                "supported: llama.cpp scales also layers with windows"
+            )
         return result
     unread = _ATTENTION_FACTORS[1:] if by_frequency else _ATTENTION_FACTORS
     for name in unread:
