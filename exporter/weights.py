@@ -115,10 +115,13 @@ class Checkpoint:
         return sorted(self._unused)
 
     def bias_left_out(self) -> str | None:
-        """Return the name of a bias that was not requested though its weight was; None if there is none."""
-        requested = self._tensors.keys() - self._unused
-        biases = (name for name in self.unused() if name.endswith(".bias"))
-        return next((name for name in biases if f"{name.removesuffix('bias')}weight" in requested), None)
+        """Return the name of a bias that was not requested, though the weight beside it was or is tied.
+
+        A tied weight is stored under another name. None if there is no such bias.
+        """
+        left = [name for name in self.unused() if name.endswith(".bias")]
+        weights = {name: f"{name.removesuffix('bias')}weight" for name in left}
+        return next((name for name in left if weights[name] not in self._unused), None)
 
     def layer_counts(self) -> dict[str, int]:
         """Return the number of layers by prefix, such as ``model.layers`` for names ``model.layers.0.*``."""

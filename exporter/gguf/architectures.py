@@ -309,6 +309,11 @@ def _lfm2(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     """Return the layers' kinds: convolutions have no heads of keys."""
     heads = stated(config, "num_key_value_heads")
     heads = heads if isinstance(heads, list) else [heads] * stated(config, "num_hidden_layers")
+    window, context = config.get("sliding_window"), config.get("max_position_embeddings")
+    if window and (not isinstance(context, int) or window < context):
+        raise UnsupportedModelError(
+            f"the GGUF file has lfm2.attention.sliding_window = {window}, and lfm2 has no windows here"
+        )
     return {
         "num_key_value_heads": [number for number in heads if number],
         "layer_types": ["full_attention" if number else "conv" for number in heads],

@@ -30,6 +30,7 @@ _KEYS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 _ATTENTION_FACTORS = ("attn_factor", "yarn_attn_factor")
+_OTHER_WINDOWS = ("gemma3",)  # whose layers with windows have a rope of their own
 _SCALED_WINDOWS = ("gemma2", "gpt-oss")  # whose layers with windows take the factor of the rope as it is
 
 
@@ -137,6 +138,12 @@ def _rope(metadata: Mapping[str, Any], prefix: str, *, by_frequency: bool) -> di
         )
     if kind == "yarn":
         result["rope_scaling"] |= _yarn(metadata, f"{prefix}.rope.scaling", factor or 1.0)
+        stated = [metadata.get(f"{prefix}.rope.scaling.{name}", 1.0) for name in _ATTENTION_FACTORS]
+        if prefix in _OTHER_WINDOWS and math.prod(stated) != 1.0:
+            raise UnsupportedModelError(
+                f"the GGUF file has {prefix}.rope.scaling.attn_factor or yarn_attn_factor, which is not "
+                "supported: llama.cpp scales also layers with windows"
+            )
         return result
     unread = _ATTENTION_FACTORS[1:] if by_frequency else _ATTENTION_FACTORS
     for name in unread:

@@ -18,6 +18,7 @@ from ...errors import GraphError, ModelNotFoundError, ProviderUnavailableError
 from ...graph_opt.lower.pipelines.paged_form import DOMAIN, OPERATOR
 from ...storage.root import cache_root
 from ..host.machine import has_exact_byte_sums
+from .trial import ends_process
 
 KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
 _SINKS, _SLOPES = 10, 11  # indices of our operator's optional inputs
@@ -84,6 +85,11 @@ def read(core: Any, path: Path) -> Any:
     """
     if not path.is_file():
         raise ModelNotFoundError(f"there is no model file {path}")
+    if ends_process(path):
+        raise GraphError(
+            f"OpenVINO cannot read {path}: it has an operator that OpenVINO does not convert, and its result "
+            "reaches a Clip without one of its bounds, which would end the process"
+        )
     try:
         model = core.read_model(path)
     except RuntimeError as error:

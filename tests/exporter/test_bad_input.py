@@ -191,6 +191,22 @@ def test_unused_tensors_are_named(checkpoint: Path) -> None:
         export_model(checkpoint)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bias_that_the_family_has_not_is_refused_also_beside_a_tied_weight(
+    checkpoint: Path, tied: bool
+) -> None:
+    """ERNIE 4.5 with experts and use_bias has one beside its tied head, which was left out."""
+    edit_config(checkpoint, tie_word_embeddings=tied)
+
+    def add(tensors: Tensors) -> None:
+        tensors["lm_head.bias"] = np.ones(256, np.float32)
+        if tied:
+            tensors.pop("lm_head.weight", None)
+
+    edit_weights(checkpoint, add)
+    assert_refused(checkpoint, UnsupportedModelError, "has the bias 'lm_head.bias', and model_type")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

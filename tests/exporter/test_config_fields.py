@@ -159,12 +159,24 @@ def wrong_result(config: dict[str, object], folder: Path) -> str | None:
         results = carryall_run(folder)
     except CarryallError:
         return None
+    difference = _difference(results, expected)
+    if difference < TOLERANCE:
+        return None
+    # Large scores make a one-hot of each softmax, and units in the last place of weights larger errors.
+    own = _difference(transformers_run(config, folder.parent / "nudged", nudged=True), expected)
+    return (
+        None
+        if difference < 4 * own
+        else f"{difference:.1e} of the deviation of the logits, {own:.1e} by rounding"
+    )
+
+
+def _difference(results: list[Array], expected: list[Array]) -> float:
+    """Return the largest difference where the mask is 1, of the deviation of the logits; NaN is infinity."""
     spread = max(float(part.std()) for part in expected)
-    for (_, mask), result, right in zip(tokens(), results, expected, strict=True):
-        difference = float(np.abs(result - right)[mask == 1].max()) / spread
-        if not difference < TOLERANCE:
-            return f"{difference:.1e} of the deviation of the logits"
-    return None
+    pieces = zip(tokens(), results, expected, strict=True)
+    largest = max(float(np.abs(result - right)[mask == 1].max()) for (_, mask), result, right in pieces)
+    return largest / spread if np.isfinite(largest) else float("inf")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ _BLOCK = 256
 _PRODUCTS = 4096  # products per dot product: bounds rounding errors, and stays below BLAS's threading limit
 _PARTS = 4  # a row is read in this many parts where one part may decide
 _TRIES = 2  # rejected draws before the kept tokens are collected
+_TRIES_OF_TOP = 32  # the same after XTC, where collecting means sorting
 _SURELY = 1.0 - 1e-4  # safety factor for the rounding of a float32 sum
 # Exponents up to this bound need no shift: their exponentials, and the sum of these, are finite and nonzero.
 _MAX_UNSHIFTED = 40.0
@@ -66,17 +67,37 @@ class WholeRow:
         nucleus = filters.top_p * self.total if filters.top_p < 1.0 else math.inf
         if nucleus == math.inf and filters.xtc_threshold == 1.0:
             return self._draw_above(least, share)
+        if filters.xtc_threshold < 1.0:
+            return self._draw_without_top(filters.xtc_threshold, least, nucleus, share)
         cumulative = self._cumulative
-        if filters.min_p > 0.0 or filters.xtc_threshold < 1.0:
-            left = self.weights * (self.weights >= least).astype(np.float32)  # faster than through a mask
-            # A nucleus of thousands of tokens has the mass asked for, and no more; min-p may leave less.
-            mass = min(nucleus, _mass(left))
-            if filters.xtc_threshold < 1.0:
-                exclude_top(left, filters.xtc_threshold * mass, self.heaviest)
-            cumulative = _Cumulative(left)
+        if filters.min_p > 0.0:
+            cumulative = _Cumulative(self._heavier(least))
+        return cumulative.first_kept(share, self._in_nucleus(nucleus))
+
+    def _heavier(self, least: float) -> Row:
+        """Return the weights of at least ``least``, and 0 for the others."""
+        left: Row = self.weights * (self.weights >= least).astype(np.float32)  # faster than through a mask
+        return left
+
+    def _draw_without_top(self, threshold: float, least: float, nucleus: float, share: float) -> int:
+        """Sample after XTC, which may leave little of a nucleus, or one token, beside many outside of it."""
+        left = self._heavier(least)
+        # A nucleus of thousands of tokens has the mass asked for, and no more; min-p may leave less.
+        bound = threshold * min(nucleus, _mass(left))
+        inside = left.copy()
+        exclude_top(left, bound, self.heaviest)
+        cumulative = _Cumulative(left)
         if nucleus == math.inf:
             return cumulative.token(share)
-        return cumulative.first_kept(share, self._in_nucleus(nucleus))
+        is_kept = self._in_nucleus(nucleus)
+        for token in itertools.islice(cumulative.tokens(share), _TRIES_OF_TOP):
+            if is_kept(token):
+                return token
+        order = np.argsort(-self.weights, kind="stable")
+        mass = np.cumsum(self.weights[order], dtype=np.float64)
+        inside[order[int(mass.searchsorted(nucleus)) + 1 :]] = 0
+        exclude_top(inside, bound, self.heaviest)
+        return _Cumulative(inside).token(uniform(int(share * 2**53), _TRIES_OF_TOP))
 
     def surprise(self, token: int) -> float:
         """Return the surprise of a token in bits."""

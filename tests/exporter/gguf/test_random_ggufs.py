@@ -26,8 +26,9 @@ from random_ggufs import Floats, LlamaCpp, RandomFile, draw, prompt, shown
 from carryall.errors import CarryallError, CheckpointError, UnsupportedModelError
 from carryall.exporter.export import export_package
 
-# Of the deviation of the logits, the largest difference; llama.cpp's GELU is a table of 16 bits.
-TOLERANCE, WITH_GELU = 1e-3, 6e-3
+# Of the deviation of the logits, the largest difference: scores of attention reach hundreds, so that rounding
+# alone gives 2e-3. llama.cpp's GELU is a table of 16 bits.
+TOLERANCE, WITH_GELU = 4e-3, 1e-2
 # Changed keys of which llama.cpp is not the judge, with the reason, by a part of "family: key=value".
 DEVIATIONS = {
     "rope.scaling.yarn_attn_factor": "read for the architecture grok only; transformers' meaning is taken",
@@ -137,6 +138,13 @@ def test_values_of_other_types_are_refused(metadata: dict[str, Any], named: str,
         ("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, True, "by frequency"),
         ("gemma2", {"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, False, "rope.scaling.factor"),
         ("gemma3_text", {"attention.sliding_window_pattern": 5.0}, False, "sliding_window_pattern"),
+        (
+            "gemma3_text",
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 0.5},
+            False,
+            r"gemma3\.rope\.scaling\.attn_factor .* layers with windows",
+        ),
+        ("lfm2", {"attention.sliding_window": 2}, False, "lfm2.attention.sliding_window = 2"),
     ],
 )
 def test_what_no_graph_says_is_refused(

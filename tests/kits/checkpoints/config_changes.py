@@ -123,8 +123,13 @@ def tokens() -> list[tuple[Array, Array]]:
     return list(zip(pieces, masks, strict=True))
 
 
-def transformers_run(config: Mapping[str, Any], folder: Path) -> list[Array]:
+def transformers_run(config: Mapping[str, Any], folder: Path, *, nudged: bool = False) -> list[Array]:
     """Store a random model with this config.json and return the logits of each of ``tokens``.
+
+    Args:
+        config: its content.
+        folder: where the model is stored.
+        nudged: whether each weight is changed by one unit in the last place, up or down.
 
     Raises:
         Exception: transformers refuses the configuration, or the model has more than 20 million weights.
@@ -143,6 +148,8 @@ def transformers_run(config: Mapping[str, Any], folder: Path) -> list[Array]:
     )
     model = model.float().eval()
     _fill(model, str(config["model_type"]))
+    if nudged:
+        _nudge(model)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     cache, seen, logits = None, np.zeros((2, 0), np.int64), []
@@ -160,6 +167,17 @@ def transformers_run(config: Mapping[str, Any], folder: Path) -> list[Array]:
             cache = out.past_key_values
             logits.append(out.logits.numpy())
     return logits
+
+
+def _nudge(model: Any) -> None:
+    import torch
+
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            up = torch.randint(0, 2, weight.shape, generator=draw).bool()
+            ends = torch.full_like(weight, torch.inf)
+            weight.copy_(torch.nextafter(weight, torch.where(up, ends, -ends)))
 
 
 def _fill(model: Any, model_type: str) -> None:

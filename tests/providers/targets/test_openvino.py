@@ -324,6 +324,32 @@ def test_a_signal_finds_its_stack_after_models_were_closed(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (0, "caught\n"), done.stderr
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "body",
+    [
+        'a = com.example.Unknown (x) b = Neg (a) y = Clip (b, "", most)',
+        "a = MaxPool <kernel_shape = [2], ceil_mode = 1> (x) y = Clip (a)",  # a window wider than the input
+    ],
+)
+def test_a_graph_that_would_end_the_process_is_refused(body: str, tmp_path: Path) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 18, "com.example": 1]>
+        g (float[4, 4, 1] x) => (float[a, b, c] y) <float most = {{1.5}}> {{ {body} }}"""
+    ir.save(ir.from_onnx_text(text), tmp_path / "model.onnx")
+    with pytest.raises(GraphError, match="does not convert, and its result reaches a Clip without one"):
+        get_provider("openvino").session(tmp_path / "model.onnx")
+
+
+@pytest.mark.long
+def test_a_clip_with_one_bound_of_a_known_input_is_computed(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 18]>
+        g (float[3] x) => (float[3] y) <float most = {1.5}> { y = Clip (x, "", most) }"""
+    ir.save(ir.from_onnx_text(text), tmp_path / "model.onnx")
+    x = np.array([-3, 1, 2], np.float32)
+    session = get_provider("openvino").session(tmp_path / "model.onnx")
+    assert session.run(None, {"x": x})[0].tolist() == [-3, 1, 1.5]
+
+
 @pytest.mark.slow
 def test_the_demo_speaks_on_openvino() -> None:
     params = SamplingParams(temperature=0, max_tokens=8)

@@ -63,6 +63,18 @@ def test_every_token_is_the_references_or_one_that_it_keeps(
         assert token == expected or used or margin <= ROUNDING
 
 
+@pytest.mark.parametrize("min_p", [0.0, 0.3])
+def test_a_token_is_left_where_every_token_of_a_wide_nucleus_is_a_top_choice(min_p: float) -> None:
+    """XTC leaves the last token of the nucleus; that of the whole row was drawn and refused for ever."""
+    logits = random_logits(0, 0.5, 1500)
+    filters = Filters(temperature=100.0, top_p=0.5, min_p=min_p, xtc_threshold=0.0005)
+    (expected,) = keep(logits, filters).tokens
+    with whole_rows_used() as used:
+        drawn = sample_random([logits] * 3, [filters] * 3, np.arange(3) / 3)
+    assert used
+    assert drawn.token_ids.tolist() == [expected] * 3
+
+
 FEW, MANY = 3.0, 0.6  # spreads of logits of which filters leave few or thousands
 SORTED: list[dict[str, Any]] = [
     {"top_k": 40},
