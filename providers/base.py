@@ -504,6 +504,10 @@ class Provider(abc.ABC):
         """Return whether ``text_passes`` has any; this needs no library of graphs."""
         return False
 
+    def text_form(self) -> str:
+        """Return what else ``text_passes`` depends on, such as the processor, for the key of the cache."""
+        return ""
+
     def kept_products(self) -> Collection[int]:
         """Return the widths of quantized weights for which ``session`` has onnxruntime's MatMulNBits."""
         return ()

@@ -68,6 +68,7 @@ class Kernels:
         gather_zero_points: it reads zero points of 4 bits as its definition says, each row padded to bytes.
         quantized_linear: carryall's own kernels are registered with the session, and preferred.
         stored_tiles: writes weights of GGUF files as tiles of the same size; None without such kernels.
+        split_floats: they multiply float32 weights as pairs of bfloat16, faster than as floats.
         paged_attention: PagedAttention is carryall's own, for CPUs.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
@@ -103,6 +104,7 @@ class Kernels:
     gather_zero_points: bool = True
     quantized_linear: bool = False
     stored_tiles: TilePacker | None = None
+    split_floats: bool = False
     paged_attention: bool = False
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True

@@ -62,6 +62,7 @@ _X86: _Flags = {
     "attention_avx512bf16": _AVX512_BF16,
     "amx": _AMX,
     "attention_amx": _AMX_BF16,
+    "split_amx": _AMX_BF16,
 }
 _ARM: _Flags = {
     "dotprod": ("-march=armv8.2-a+dotprod",),

@@ -81,6 +81,16 @@ def stores_pairs(head_size: int, block_size: int, cache_type: int) -> bool:
     return bool(functions.carryall_stores_pairs(library.isa.encode(), head_size, block_size, cache_type))
 
 
+def splits_floats() -> bool:
+    """Return whether the kernels in use multiply split weights as bfloat16, see ``sources/split_products.h``.
+
+    Raises:
+        ProviderUnavailableError: see ``kernel_library``.
+    """
+    library = kernel_library()
+    return bool(load(library.path).carryall_splits_floats(library.isa.encode()))
+
+
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
     """Load a library and declare its functions.
@@ -96,6 +106,7 @@ def load(path: Path) -> ctypes.CDLL:
         functions.carryall_supported_isa.restype = ctypes.c_char_p
         functions.carryall_supported_isa.argtypes = [ctypes.c_int64]
         functions.carryall_stores_pairs.argtypes = [ctypes.c_char_p, *[ctypes.c_int64] * 3]
+        functions.carryall_splits_floats.argtypes = [ctypes.c_char_p]
         functions.carryall_linear.restype = ctypes.c_int
         functions.carryall_linear.argtypes = [
             ctypes.c_char_p,

@@ -16,7 +16,7 @@ from ...options import Checked
 from ..base import Runner, RunnerConfig
 from ..host import machine
 from ..host.tuning import Tuning, stored_tuning, tuned_kernels
-from ..native.library import BUILD, PORTABLE, find_library
+from ..native.library import BUILD, PORTABLE, find_library, splits_floats
 from ..ort import ort
 from ..ort.provider import OrtProvider, is_paged
 
@@ -121,6 +121,10 @@ class CpuProvider(OrtProvider):
         """Return whether carryall's kernels are there and faster."""
         return _has_fast_kernels()
 
+    def text_form(self) -> str:
+        """Return whether the kernels multiply split weights."""
+        return "split" if splits_floats() else ""
+
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
         from ...graph_opt.lower.pipelines.slots import slot_passes
@@ -184,7 +188,11 @@ class CpuProvider(OrtProvider):
         library = find_library() if native else None
         packer = None if library is None else tile_packer(library)
         return dataclasses.replace(
-            self.kernels, quantized_linear=native, paged_attention=native, stored_tiles=packer
+            self.kernels,
+            quantized_linear=native,
+            paged_attention=native,
+            stored_tiles=packer,
+            split_floats=library is not None and splits_floats(),
         )
 
 

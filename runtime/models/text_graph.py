@@ -43,7 +43,9 @@ def text_graph(model: Path, provider: Provider, context_length: int | None) -> P
         each.name for each in model.parent.iterdir() if each.name.startswith(model.name) and each.is_file()
     ]
     content = content_key(model.parent, names)
-    key = cache_key(texts=content, provider=provider.name, context_length=context_length)
+    key = cache_key(
+        texts=content, provider=provider.name, form=provider.text_form(), context_length=context_length
+    )
     folder = intact_folder("lowered", key)
     if folder is None:
 

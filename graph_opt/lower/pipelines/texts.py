@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ...passes.base import GraphPass
+from ...passes.cleanup.residual_sums import BinarySumsPass
 from ...passes.fuse.fuse_attention import FuseAttentionPass
 from ...passes.remove_unused import RemoveUnusedNodesPass
 from ...passes.rules import RulePass
@@ -28,6 +29,7 @@ def text_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
         kernels: the capabilities of the target's kernels.
     """
     passes: list[GraphPass | ir.passes.PassBase] = [
+        BinarySumsPass(),
         WeightOnlyProductsPass(static=False),
         common.ShapeInferencePass(),
         FuseAttentionPass(plain=True),
@@ -36,7 +38,7 @@ def text_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
         common.ShapeInferencePass(),
         MergeProjectionsPass(),
         QuantizedLinearPass(kernels.stored_tiles),
-        HalfProductsPass(wide=True),
+        HalfProductsPass(wide=True, split=kernels.split_floats),
         PackedQKVPass(),
         RulePass("QuickGelu", [QuickGelu()]),
         SiluAndMulPass(),

@@ -24,6 +24,10 @@ _OFFSETS = {
     ir.DataType.BFLOAT16: 6,
     ir.DataType.FLOAT: 9,
 }  # values of the attribute `offsets`
+_SPLIT = 10  # of split weights
+_SPLIT_STEP = 32  # inputs whose high and low parts lie together
+_LARGEST = 1e38  # of a split weight: larger ones may be rounded to infinity
+_LEAST_SPLIT = 64  # inputs and outputs: with 32, 14 rows and fewer take longer than as floats
 _LEAST = COLUMNS  # inputs and outputs
 _SLAB_BYTES = 16 << 20  # of tiles
 
@@ -33,11 +37,12 @@ class HalfProductsPass(GraphPass):
 
     Args:
         wide: lower products with any float32 weight.
+        split: split these weights, unless they are small, into two bfloat16; the sum differs by 2^-17.
     """
 
-    def __init__(self, *, wide: bool = False) -> None:
+    def __init__(self, *, wide: bool = False, split: bool = False) -> None:
         super().__init__()
-        self._wide = wide
+        self._wide, self._split = wide, split
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower Gather, MatMul, and Gemm with a transposed weight."""
@@ -60,12 +65,22 @@ class HalfProductsPass(GraphPass):
                 )
                 bits = 32 if halves is None else 16
                 key = value, by_output
+                split = halves is None and self._split and _can_split(tensor)
                 if key not in tiles:
-                    packed = float_tiles(read, bits, inputs, outputs, by_output=by_output)
+                    packed = (
+                        split_tiles(read, inputs, outputs, by_output=by_output)
+                        if split
+                        else float_tiles(read, bits, inputs, outputs, by_output=by_output)
+                    )
                     tiles[key] = add_initializer(graph, f"{value.name}.tiles", packed)
-                form = form_attributes(bits, 1, 0, _OFFSETS[kind])
+                form = form_attributes(bits, 1, 0, _SPLIT if split else _OFFSETS[kind])
                 lower_consumer(graph, node, tiles[key], {"inputs": inputs, "outputs": outputs, **form})
                 self.fired += 1
+
+
+def _can_split(tensor: ir.TensorProtocol) -> bool:
+    """Return whether a float32 weight is large enough, and its values are not."""
+    return min(shape_of(tensor)) >= _LEAST_SPLIT and bool((np.abs(tensor.numpy()) < _LARGEST).all())
 
 
 def _fits(node: ir.Node) -> bool:
@@ -84,6 +99,48 @@ def _fits(node: ir.Node) -> bool:
 def float_tile_bytes(inputs: int, bits: int = 16) -> int:
     """Return the bytes of one tile."""
     return -(-inputs * bits // 8 * COLUMNS // 64) * 64
+
+
+def split_tiles(
+    read: Callable[[], npt.NDArray[Any]], inputs: int, outputs: int, *, by_output: bool
+) -> SlabTensor:
+    """Return the tiles of a float32 weight as pairs of bfloat16, uint8 [tiles, bytes].
+
+    For each 32 inputs a tile has 16 lines of high parts, then 16 of low ones (``sources/layout.h``).
+
+    Args:
+        read: returns the values of the weight.
+        inputs: of the weight.
+        outputs: of the weight.
+        by_output: whether it is [outputs, inputs], not [inputs, outputs].
+    """
+    steps = -(-inputs // _SPLIT_STEP)
+    size = 4 * _SPLIT_STEP * COLUMNS * steps
+    step = max(1, _SLAB_BYTES // size) * COLUMNS  # outputs
+
+    def slabs() -> Iterator[npt.NDArray[np.uint8]]:
+        rows = read() if by_output else read().T
+        for first in range(0, outputs, step):
+            part = rows[first : first + step]
+            count = -(-len(part) // COLUMNS)
+            whole = np.zeros((count * COLUMNS, steps * _SPLIT_STEP), np.float32)
+            whole[: len(part), :inputs] = part
+            high = _rounded(whole)
+            parts = np.stack([_upper(high), _upper(_rounded(whole - high))])
+            shape = (2, count, COLUMNS, steps, 2, _SPLIT_STEP // 2)  # part, tile, output, step, half, input
+            lines = parts.reshape(shape).transpose(1, 3, 0, 5, 2, 4)
+            yield np.ascontiguousarray(lines).view(np.uint8).reshape(count, size)
+
+    return SlabTensor(slabs, (-(-outputs // COLUMNS), size))
+
+
+def _rounded(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return floats rounded to bfloat16, ties away from zero."""
+    return ((x.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def _upper(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def float_tiles(

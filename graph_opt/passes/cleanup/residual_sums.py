@@ -30,3 +30,17 @@ class ResidualSumsPass(EveryGraphPass):
                 replace(output, made.outputs[0])
                 graph.remove(node, safe=True)
                 self.fired += 1
+
+
+class BinarySumsPass(EveryGraphPass):
+    """Write a Sum of two values as an Add again, for kernels that have no Sum."""
+
+    def rewrite(self, graph: ir.Graph) -> None:
+        """Rewrite every Sum of two values."""
+        for node in nodes_of(graph, "Sum"):
+            if len(node.inputs) == 2:
+                made = insert(node, "Add", node.inputs)
+                made.name = node.name
+                replace(node.outputs[0], made.outputs[0])
+                graph.remove(node, safe=True)
+                self.fired += 1

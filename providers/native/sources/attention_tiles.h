@@ -8,71 +8,93 @@ namespace {
 
 #define CARRYALL_LOAD(number, data) _tile_loadd(number, data, 64)
 
-// Multiplies 32 rows by 2 columns of tiles. `a` is [2, a_row bytes], each [steps, 2 (high, low), 1 KB]; b(column, step)
-// is the high tile, followed by the low one if `kSplit`.
-template <bool kSplit, class Operand>
-inline void multiply_two(const uint8_t* a, int64_t a_row, const Operand& b, int64_t steps, float* y, int64_t y_step) {
+// Adds the products of one step of 32 rows, in registers 0 to 3. `a` and `a + a_row` are 16 rows, 2 (high, low) tiles of 1 KB;
+// `left` and `right` are high tiles, followed by the low ones if `kSplit`.
+template <bool kSplit>
+inline void add_two(const uint8_t* a, int64_t a_row, const uint8_t* left, const uint8_t* right) {
+  CARRYALL_LOAD(4, a);
+  CARRYALL_LOAD(6, left);
+  _tile_dpbf16ps(0, 4, 6);
+  CARRYALL_LOAD(5, a + a_row);
+  _tile_dpbf16ps(1, 5, 6);
+  CARRYALL_LOAD(7, right);
+  _tile_dpbf16ps(2, 4, 7);
+  _tile_dpbf16ps(3, 5, 7);
+  CARRYALL_LOAD(4, a + kTileBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  CARRYALL_LOAD(5, a + a_row + kTileBytes);
+  _tile_dpbf16ps(1, 5, 6);
+  _tile_dpbf16ps(2, 4, 7);
+  _tile_dpbf16ps(3, 5, 7);
+  if (!kSplit) return;
+  CARRYALL_LOAD(4, a);
+  CARRYALL_LOAD(6, left + kTileBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  CARRYALL_LOAD(5, a + a_row);
+  _tile_dpbf16ps(1, 5, 6);
+  CARRYALL_LOAD(7, right + kTileBytes);
+  _tile_dpbf16ps(2, 4, 7);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+// The same of up to 16 rows, in registers 0 and 1, with the same order of products.
+template <bool kSplit>
+inline void add_one(const uint8_t* a, const uint8_t* left, const uint8_t* right) {
+  CARRYALL_LOAD(4, a);
+  CARRYALL_LOAD(5, a + kTileBytes);
+  CARRYALL_LOAD(6, left);
+  _tile_dpbf16ps(0, 4, 6);
+  CARRYALL_LOAD(7, right);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(0, 5, 6);
+  _tile_dpbf16ps(1, 5, 7);
+  if (!kSplit) return;
+  CARRYALL_LOAD(6, left + kTileBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  CARRYALL_LOAD(7, right + kTileBytes);
+  _tile_dpbf16ps(1, 4, 7);
+}
+
+inline void clear_one() {
   _tile_zero(0);
   _tile_zero(1);
+}
+
+inline void clear_other() {
   _tile_zero(2);
   _tile_zero(3);
-  written(a);
-  for (int64_t k = 0; k < steps; k++, a += 2 * kTileBytes) {
-    const uint8_t *left = b(0, k), *right = b(1, k);
-    CARRYALL_LOAD(4, a);
-    CARRYALL_LOAD(6, left);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(5, a + a_row);
-    _tile_dpbf16ps(1, 5, 6);
-    CARRYALL_LOAD(7, right);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
-    CARRYALL_LOAD(4, a + kTileBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(5, a + a_row + kTileBytes);
-    _tile_dpbf16ps(1, 5, 6);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
-    if (!kSplit) continue;
-    CARRYALL_LOAD(4, a);
-    CARRYALL_LOAD(6, left + kTileBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(5, a + a_row);
-    _tile_dpbf16ps(1, 5, 6);
-    CARRYALL_LOAD(7, right + kTileBytes);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_dpbf16ps(3, 5, 7);
-  }
+}
+
+inline void store_two(float* y, int64_t y_step) {
   _tile_stored(0, y, 4 * y_step);
   _tile_stored(1, y + kRegisterRows * y_step, 4 * y_step);
   _tile_stored(2, y + 16, 4 * y_step);
   _tile_stored(3, y + kRegisterRows * y_step + 16, 4 * y_step);
 }
 
+inline void store_one(float* y, int64_t y_step) {
+  _tile_stored(0, y, 4 * y_step);
+  _tile_stored(1, y + 16, 4 * y_step);
+}
+
+// Multiplies 32 rows by 2 columns of tiles. `a` is [2, a_row bytes], each [steps, 2 (high, low), 1 KB]; b(column, step)
+// is the high tile, followed by the low one if `kSplit`.
+template <bool kSplit, class Operand>
+inline void multiply_two(const uint8_t* a, int64_t a_row, const Operand& b, int64_t steps, float* y, int64_t y_step) {
+  clear_one();
+  clear_other();
+  written(a);
+  for (int64_t k = 0; k < steps; k++, a += 2 * kTileBytes) add_two<kSplit>(a, a_row, b(0, k), b(1, k));
+  store_two(y, y_step);
+}
+
 // Multiplies up to 16 rows by 2 columns of tiles, with the same order of products.
 template <bool kSplit, class Operand>
 inline void multiply_one(const uint8_t* a, const Operand& b, int64_t steps, float* y, int64_t y_step) {
-  _tile_zero(0);
-  _tile_zero(1);
+  clear_one();
   written(a);
-  for (int64_t k = 0; k < steps; k++, a += 2 * kTileBytes) {
-    const uint8_t *left = b(0, k), *right = b(1, k);
-    CARRYALL_LOAD(4, a);
-    CARRYALL_LOAD(5, a + kTileBytes);
-    CARRYALL_LOAD(6, left);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(7, right);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(0, 5, 6);
-    _tile_dpbf16ps(1, 5, 7);
-    if (!kSplit) continue;
-    CARRYALL_LOAD(6, left + kTileBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    CARRYALL_LOAD(7, right + kTileBytes);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  _tile_stored(0, y, 4 * y_step);
-  _tile_stored(1, y + 16, 4 * y_step);
+  for (int64_t k = 0; k < steps; k++, a += 2 * kTileBytes) add_one<kSplit>(a, b(0, k), b(1, k));
+  store_one(y, y_step);
 }
 
 struct AmxTiles {

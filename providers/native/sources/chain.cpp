@@ -132,9 +132,9 @@ bool ChainRun::prepare() {
     next_ = last_;
     entered_ = true;
     const Step* step = last_ < count_ ? steps_ + last_ : nullptr;
-    const bool product = step != nullptr && is_product(*step), floats = product && step->weights.floats();
-    const bool rounds = product && step->rounds && !floats;
-    if (rounds || floats) job_.rows = Rows::place(step->weights, rows_, memory_);
+    const bool product = step != nullptr && is_product(*step), prepared = product && kernels_.prepares(step->weights);
+    const bool rounds = prepared && step->rounds;
+    if (rounds || (product && !prepared)) job_.rows = Rows::place(step->weights, rows_, memory_);
     if (first_ < last_ || rounds || (step != nullptr && is_attention(*step) && step->writes)) {
       kind_ = Kind::rows;
       task_rows_ = larger(1, kRowsWork / larger(1, row_floats()));
@@ -199,7 +199,7 @@ void ChainRun::run_rows(const Step& step, int64_t first_row, int64_t last_row) c
       case StepKind::activate: vectors.activate(step.activation, x, step.out.width, out); break;
       case StepKind::gate: silu_and_multiply(vectors, x, step.out.width, out); break;
       case StepKind::linear:
-        if (step.rounds && !step.weights.floats()) kernels_.quantize(x, step.weights.inputs, step.weights.block, job_.rows, row);
+        if (step.rounds && kernels_.prepares(step.weights)) kernels_.prepare(step.weights, x, job_.rows, row);
         break;
       default: break;
     }

@@ -30,7 +30,7 @@ struct Step {
   Activation activation = Activation::gelu;
   int64_t group = 0;              // floats that a norm normalizes together
   Weights weights;                // of a product
-  bool rounds = true;             // whether the product rounds x; else the product before it has
+  bool rounds = true;             // whether the product rounds or splits x; else the product before it has
   Attention attention;
   bool writes = true;             // whether the attention writes keys and values
 };

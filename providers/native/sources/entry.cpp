@@ -48,6 +48,12 @@ CARRYALL_EXPORT int carryall_stores_pairs(const char* isa, int64_t size, int64_t
   return kernels != nullptr && kernels->attention->paired(sizes);
 }
 
+// Whether the instruction set multiplies split weights as bfloat16, see split_products.h; 0 if there is none.
+CARRYALL_EXPORT int carryall_splits_floats(const char* isa) {
+  const Kernels* kernels = choose_kernels(isa);
+  return kernels != nullptr && kernels->split != nullptr;
+}
+
 // Computes y [count, outputs] from x [count, inputs] in tasks of row_step rows and tile_step tiles; returns 0, or 1
 // and a message.
 CARRYALL_EXPORT int carryall_linear(const char* isa, const float* x, int64_t count, const uint8_t* data, int64_t bytes,

@@ -17,6 +17,7 @@ constexpr int kStepsOfPointer = 3;    // rows that one pointer reads: x86 adds o
 constexpr int64_t kTotalsRows = 128;  // whose totals lie on the stack at a time
 
 struct OfFloat16 {
+  static constexpr bool kLinear = true;  // inputs lie one behind the other
   static constexpr int64_t kBytes = 2 * kColumns;  // of an input
   template <class V>
   CARRYALL_INLINE static V load(const uint8_t* line) {
@@ -25,6 +26,7 @@ struct OfFloat16 {
 };
 
 struct OfBfloat16 {
+  static constexpr bool kLinear = true;
   static constexpr int64_t kBytes = 2 * kColumns;  // of an input
   template <class V>
   CARRYALL_INLINE static V load(const uint8_t* line) {
@@ -33,12 +35,30 @@ struct OfBfloat16 {
 };
 
 struct OfFloat32 {
+  static constexpr bool kLinear = true;
   static constexpr int64_t kBytes = 4 * kColumns;
   template <class V>
   CARRYALL_INLINE static V load(const uint8_t* line) {
     return V::load(reinterpret_cast<const float*>(line));
   }
 };
+
+struct OfSplit {
+  static constexpr bool kLinear = false;
+  static constexpr int64_t kBytes = 4 * kColumns;
+};
+
+// Writes the weights of `inputs` inputs of a tile as float32.
+template <class V, class Type>
+CARRYALL_INLINE void widen(const uint8_t* lines, int64_t inputs, float* wide) {
+  if constexpr (Type::kLinear) {
+    for (int64_t k = 0; k < inputs; k++) V::store(wide + k * kColumns, Type::template load<V>(lines + k * Type::kBytes));
+  } else {
+    for (int64_t k = 0; k < inputs; k++)
+      for (int64_t c = 0; c < kColumns; c++)
+        wide[k * kColumns + c] = split_weight(lines + k / kSplitStep * kSplitStep * Type::kBytes + k % 16 * kLine + 4 * c, k / 16 % 2);
+  }
+}
 
 // Adds to the totals [rows, kTiles * kColumns] of kCount rows the products of `inputs` inputs, whose weights of a tile lie `bytes`
 // apart, and those of the next tile `tile_bytes` behind. If `kFetch`, asks for the weights `ahead` of each tile, one input's after
@@ -96,24 +116,24 @@ template <class V, class Type, int kTiles>
 void tile_totals(const Weights& w, const uint8_t* tile, Inputs x, int64_t count, float* totals) {
   constexpr int kRows = V::kTogether > 1 ? 14 : V::kQueries;  // sums, weights and an activation fit in the registers
   constexpr int64_t kBytes = Type::kBytes, kWide = OfFloat32::kBytes;
-  constexpr bool kAsStored = kBytes == kWide;
+  constexpr bool kAsStored = Type::kLinear && kBytes == kWide;
   alignas(64) float wide[kTiles][kSummed * kColumns];
   const int64_t groups = (count + kRows - 1) / kRows, tile_bytes = w.tile_bytes();
   for (int64_t first = 0; first < w.inputs; first += kSummed) {
     const int64_t inputs = w.inputs - first < kSummed ? w.inputs - first : kSummed;
     const uint8_t* lines = tile + first * kBytes;
-    if (groups == 1) {
-      choose_products<V, Type, kRows, kTiles, kAsStored>(count, lines, kBytes, tile_bytes, inputs, {x.data + first, x.step}, totals,
-                                                         lines + kSummed * kBytes, tile_bytes);
-      continue;
-    }
+    if constexpr (Type::kLinear)
+      if (groups == 1) {
+        choose_products<V, Type, kRows, kTiles, kAsStored>(count, lines, kBytes, tile_bytes, inputs, {x.data + first, x.step}, totals,
+                                                           lines + kSummed * kBytes, tile_bytes);
+        continue;
+      }
     // A copy stays in the first-level cache while the rows go through it.
     const bool copied = !kAsStored || groups > kWaiting;
     const uint8_t* read = copied ? reinterpret_cast<const uint8_t*>(wide) : lines;
     const int64_t read_bytes = copied ? kSummed * kWide : tile_bytes;
     for (int t = 0; t < kTiles && copied; t++)
-      for (int64_t k = 0; k < inputs; k++)
-        V::store(wide[t] + k * kColumns, Type::template load<V>(lines + t * tile_bytes + k * kBytes));
+      widen<V, Type>(lines + t * tile_bytes, inputs, wide[t]);
     for (int64_t g = 0; g < groups; g++) {
       const int64_t row = count * g / groups, end = count * (g + 1) / groups;
       // Each group asks for its part of the next weights, so that memory is never idle; many groups take longer than it does.
@@ -130,6 +150,7 @@ template <class V, int kTiles>
 void tiles_of_rows(const Weights& w, Inputs x, const float* bias, int64_t first_row, int64_t last_row, int64_t tile, Outputs y) {
   constexpr int64_t kWidth = kTiles * kColumns;
   const auto compute = w.offsets == Offsets::float32   ? tile_totals<V, OfFloat32, kTiles>
+                       : w.splits()                    ? tile_totals<V, OfSplit, kTiles>
                        : w.offsets == Offsets::float16 ? tile_totals<V, OfFloat16, kTiles>
                                                        : tile_totals<V, OfBfloat16, kTiles>;
   alignas(64) float totals[kTotalsRows * kWidth];

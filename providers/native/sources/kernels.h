@@ -6,7 +6,7 @@
 
 namespace carryall {
 
-// Quantized rows of inputs: values in [-127, 127], and for each row and block a sum and a scale. Blocks of 4 bits share the
+// Quantized rows of inputs, or split ones (split_products.h), of which only `values` and `width` are used: values in [-127, 127], and for each row and block a sum and a scale. Blocks of 4 bits share the
 // scale of their group, or of 64 inputs, so that their products are multiplied by it once: their own rounding is much
 // coarser.
 // Memory for rows up to the next multiple of kRowGroup exists; its content has no meaning.
@@ -39,6 +39,19 @@ struct Kernels {
                    int64_t first_tile, int64_t last_tile, Outputs y);
   const AttentionKernels* attention;
   Round round;
+  // For split weights, if the instruction set multiplies bfloat16 (split_products.h); else nullptr, and they are products of floats.
+  void (*split)(const float* x, int64_t inputs, Rows rows, int64_t row) = nullptr;
+  void (*multiply_split)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
+                         int64_t first_tile, int64_t last_tile, Outputs y) = nullptr;
+
+  // Whether products with these weights read rows that were rounded or split before.
+  CARRYALL_INLINE bool prepares(const Weights& weights) const {
+    return !weights.floats() || (weights.splits() && split != nullptr);
+  }
+  CARRYALL_INLINE void prepare(const Weights& weights, const float* x, const Rows& rows, int64_t row) const {
+    if (weights.splits()) split(x, weights.inputs, rows, row);
+    else quantize(x, weights.inputs, weights.block, rows, row);
+  }
 };
 
 // From the fastest to the portable one; ends with nullptr.

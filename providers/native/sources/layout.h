@@ -29,9 +29,12 @@
 // With half_codes and exponent_codes, 4 bits are the number of a value in a table (gguf_blocks.h). The scales of exponent_codes are
 // 16 bytes e that mean 2^(e - 128).
 //
-// Floats, with blocks of 1: 16 outputs for each input, of 2 bytes with Offsets::float16 or bfloat16, of 4 with float32.
+// Floats, with blocks of 1: 16 outputs for each input, of 2 bytes with Offsets::float16 or bfloat16, of 4 with float32. With Offsets::split,
+// which AMX reads as it is stored, a float of 4 bytes is the sum of two bfloat16: for each 32 inputs 16 lines of high parts, then
+// 16 of low ones; line i has those of input i beside those of input i + 16 of each output.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 namespace carryall {
 
@@ -39,10 +42,11 @@ constexpr int64_t kLayoutVersion = 2;
 constexpr int64_t kColumns = 16;  // outputs of a tile
 constexpr int64_t kLine = 64;     // bytes
 constexpr int64_t kUnit = 32;     // inputs whose bits lie together in weights of GGUF files
+constexpr int64_t kSplitStep = 32;  // inputs whose high and low parts lie together
 constexpr int64_t kSharedScale = 64;  // inputs of a row with a common scale, for weights of less than 8 bits without groups
 constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
 
-enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6, half_codes = 7, exponent_codes = 8, float32 = 9 };
+enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6, half_codes = 7, exponent_codes = 8, float32 = 9, split = 10 };
 
 // Inlined always: sources are compiled for different instruction sets, and the linker keeps one copy of a function.
 #define CARRYALL_INLINE [[gnu::always_inline]] inline
@@ -66,6 +70,7 @@ struct Weights {
   CARRYALL_INLINE int64_t multiples() const { return group_scales() + groups() * kLine; }
   CARRYALL_INLINE int64_t points() const { return multiples() + (group > 0 ? blocks() * kColumns : 0); }
   CARRYALL_INLINE bool floats() const { return bits >= 16; }
+  CARRYALL_INLINE bool splits() const { return offsets == Offsets::split; }
   // Of weights of GGUF files.
   CARRYALL_INLINE bool coded() const { return offsets == Offsets::half_codes || offsets == Offsets::exponent_codes; }
   CARRYALL_INLINE bool halves() const { return offsets == Offsets::half_middle || offsets == Offsets::half_minima || coded(); }
@@ -83,6 +88,7 @@ struct Weights {
     return shared > block ? shared : block;
   }
   CARRYALL_INLINE int64_t tile_bytes() const {
+    if (splits()) return (inputs + kSplitStep - 1) / kSplitStep * kSplitStep * 4 * kColumns;
     if (floats()) return (inputs * bits / 8 * kColumns + kLine - 1) / kLine * kLine;
     if (halves()) return (inputs / stretch() * stretch_bytes() + kLine - 1) / kLine * kLine;
     const int64_t end = points() + (offsets == Offsets::zero_points ? blocks() * kColumns : 0);
@@ -97,12 +103,12 @@ struct Weights {
     if (halves()) return complaint_of_halves();
     const bool sixteen = offsets == Offsets::float16 || offsets == Offsets::bfloat16;
     if (sixteen != (bits == 16)) return "weights of 16 bits have the offsets 5 or 6, and no others have";
-    if ((offsets == Offsets::float32) != (bits == 32)) return "weights of 32 bits have the offsets 9, and no others have";
+    if ((offsets == Offsets::float32 || splits()) != (bits == 32)) return "weights of 32 bits have the offsets 9 or 10, and no others have";
     if (floats()) return block == 1 && group == 0 ? nullptr : "weights of 16 and 32 bits have blocks of 1 and no groups";
     if (bits != 4 && bits != 8) return "bits is not 4 or 8";
     if (block < 16 || block > 256 || (block & (block - 1)) != 0) return "block_size is not 16, 32, 64, 128 or 256";
     const int64_t kind = static_cast<int64_t>(offsets);
-    if (kind < 0 || kind > 2) return "offsets is not 0 to 9";
+    if (kind < 0 || kind > 2) return "offsets is not 0 to 10";
     if (group == 0) return nullptr;
     if (group < 64 || group > 256 || group % 64 != 0) return "group_size is not 0, 64, 128, 192 or 256";
     if (group % block != 0 || bits != 4 || offsets == Offsets::minima) return "these weights have no groups";
@@ -122,6 +128,19 @@ struct Weights {
     return nullptr;
   }
 };
+
+// The float of a split weight, whose high part is in `line` and whose low part is in the line 16 lines behind it.
+CARRYALL_INLINE float split_weight(const uint8_t* line, int64_t second) {
+  uint32_t high, low;
+  memcpy(&high, line, sizeof high);
+  memcpy(&low, line + kColumns * kLine, sizeof low);
+  high = second != 0 ? high & 0xffff0000u : high << 16;
+  low = second != 0 ? low & 0xffff0000u : low << 16;
+  float a, b;
+  memcpy(&a, &high, sizeof a);
+  memcpy(&b, &low, sizeof b);
+  return a + b;
+}
 
 // Rows of activations in memory.
 struct Inputs {

@@ -21,6 +21,7 @@ constexpr int64_t kEnoughTasks = 32;
 }  // namespace
 
 int64_t Rows::bytes(const Weights& weights, int64_t count) {
+  if (weights.splits()) return parts(count, kRowGroup) * kRowGroup * place(weights, count, nullptr).width * 4 + kLine;
   if (weights.floats()) return kLine;
   const Rows sizes = place(weights, count, nullptr);
   const int64_t rows = count + kRowGroup, values = parts(rows * sizes.width, kLine) * kLine;
@@ -35,10 +36,12 @@ Rows Rows::place(const Weights& weights, int64_t count, void* memory) {
   placed.blocks = weights.blocks();
   placed.share = weights.share() / weights.block;
   placed.shares = parts(placed.blocks, placed.share);
-  if (memory == nullptr || weights.floats()) return placed;
+  if (weights.splits()) placed.width = parts(weights.inputs, kSplitStep) * kSplitStep;
+  if (memory == nullptr || (weights.floats() && !weights.splits())) return placed;
   const auto start = (reinterpret_cast<uintptr_t>(memory) + kLine - 1) / kLine * kLine;
   const auto values = static_cast<uintptr_t>(parts(rows * placed.width, kLine) * kLine);
   placed.values = reinterpret_cast<int8_t*>(start);
+  if (weights.splits()) return placed;
   placed.scales = reinterpret_cast<float*>(start + values);
   placed.sums = reinterpret_cast<int32_t*>(placed.scales + rows * placed.shares);
   placed.starts = placed.sums + rows * placed.blocks;
@@ -72,7 +75,7 @@ void quantize_task(void* job, size_t index) {
   const Job& j = *static_cast<const Job*>(job);
   const int64_t first = static_cast<int64_t>(index) * j.row_step;
   for (int64_t row = first; row < smaller(first + j.row_step, j.count); row++)
-    j.kernels->quantize(j.x.row(row), j.weights->inputs, j.weights->block, j.rows, row);
+    j.kernels->prepare(*j.weights, j.x.row(row), j.rows, row);
 }
 
 void multiply_task(void* job, size_t index) {
@@ -80,8 +83,9 @@ void multiply_task(void* job, size_t index) {
   const int64_t steps = parts(j.weights->tiles(), j.tile_step), i = static_cast<int64_t>(index);
   const int64_t row = i / steps * j.row_step, tile = i % steps * j.tile_step;
   const int64_t last_row = smaller(row + j.row_step, j.count), last_tile = smaller(tile + j.tile_step, j.weights->tiles());
-  if (j.weights->floats()) j.kernels->attention->products(*j.weights, j.x, j.bias, row, last_row, tile, last_tile, j.y);
-  else j.kernels->multiply(*j.weights, j.rows, j.bias, row, last_row, tile, last_tile, j.y);
+  if (!j.kernels->prepares(*j.weights)) return j.kernels->attention->products(*j.weights, j.x, j.bias, row, last_row, tile, last_tile, j.y);
+  const auto multiply = j.weights->splits() ? j.kernels->multiply_split : j.kernels->multiply;
+  multiply(*j.weights, j.rows, j.bias, row, last_row, tile, last_tile, j.y);
 }
 
 void silu_and_multiply(const AttentionKernels& vectors, const float* x, int64_t width, float* y) {
@@ -101,6 +105,11 @@ void silu_and_multiply(const AttentionKernels& vectors, const float* x, int64_t 
 namespace {
 
 void read_float_row(const Weights& w, int64_t index, float* y) {
+  if (w.splits()) {
+    const uint8_t* tile = w.data + index / kColumns * w.tile_bytes() + index % kColumns * 4;
+    for (int64_t k = 0; k < w.inputs; k++) y[k] = split_weight(tile + k / kSplitStep * 4 * kSplitStep * kColumns + k % 16 * kLine, k / 16 % 2);
+    return;
+  }
   const int64_t bytes = w.bits / 8;
   const uint8_t* value = w.data + index / kColumns * w.tile_bytes() + index % kColumns * bytes;
   for (int64_t k = 0; k < w.inputs; k++, value += bytes * kColumns) {

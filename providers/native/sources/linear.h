@@ -21,8 +21,8 @@ class Workspace {
   Rows rows_;
 };
 
-// One product; tasks of a kind may run in any order and at the same time. All `quantize` tasks come first; weights that are
-// floats have none.
+// One product; tasks of a kind may run in any order and at the same time. All `quantize` tasks, which round or split the rows,
+// come first; most weights that are floats have none.
 struct Job {
   const Kernels* kernels;
   const Weights* weights;
@@ -36,7 +36,7 @@ struct Job {
   void plan_quantize();  // choose the steps of the next tasks
   void plan_multiply();
   void plan_multiply(int64_t task_work);  // the smallest number of products of a task
-  size_t quantize_tasks() const { return weights->floats() ? 0 : row_pieces(); }
+  size_t quantize_tasks() const { return kernels->prepares(*weights) ? row_pieces() : 0; }
   size_t multiply_tasks() const {
     return row_pieces() * static_cast<size_t>((weights->tiles() + tile_step - 1) / tile_step);
   }

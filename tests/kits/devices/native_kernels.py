@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from half_weight import HalfWeight
+from half_weight import HalfWeight, SplitWeight
 from quantized_linear_reference import Floats, Weight
 from stored_weight import StoredWeight
 
@@ -28,7 +28,7 @@ def linear(
     library: Path,
     isa: str,
     x: Floats,
-    weight: Weight | StoredWeight | HalfWeight,
+    weight: Weight | StoredWeight | HalfWeight | SplitWeight,
     bias: Floats | None = None,
     *,
     steps: tuple[int, int] = (1 << 20, 1 << 20),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from carryall.graph_opt.lower.products.half_products import float_tiles
+from carryall.graph_opt.lower.products.half_products import float_tiles, split_tiles
 
 Floats = npt.NDArray[np.float32]
 HALF_KINDS = {ir.DataType.FLOAT16: (np.float16, 5), ir.DataType.BFLOAT16: (ml_dtypes.bfloat16, 6)}
@@ -58,3 +58,41 @@ def half_weight(kind: ir.DataType, inputs: int, outputs: int, seed: int) -> Half
     bits = np.random.default_rng(seed).integers(0, np.iinfo(word).max, (inputs, outputs), word, endpoint=True)
     values = bits.view(KINDS[kind][0]).astype(np.float32)
     return HalfWeight(np.where(np.isfinite(values) & (np.abs(values) < 1e5), values, np.float32(0.5)), kind)
+
+
+@dataclass(frozen=True)
+class SplitWeight:
+    """A float32 matrix [inputs, outputs] that is stored as pairs of bfloat16."""
+
+    given: Floats
+    block: int = 1
+    group_size: int = 0
+    bits: int = 32
+    offsets: int = 10
+
+    @property
+    def values(self) -> Floats:
+        """What the kernels read: each float rounded to the sum of two bfloat16, ties away from zero."""
+        high = _rounded(self.given)
+        return high + _rounded(self.given - high)
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs."""
+        return int(self.given.shape[0])
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs."""
+        return int(self.given.shape[1])
+
+    def tiles(self) -> npt.NDArray[np.uint8]:
+        """The weight in the layout of the kernels."""
+        return split_tiles(lambda: self.given, self.inputs, self.outputs, by_output=False).numpy()
+
+
+def _rounded(x: Floats) -> Floats:
+    """Round to 8 bits of mantissa by arithmetic, without the bits that the packer uses."""
+    mantissa, exponent = np.frexp(x.astype(np.float64))
+    steps = np.trunc(mantissa * 256 + np.copysign(0.5, mantissa))
+    return np.asarray(np.ldexp(steps / 256, exponent), np.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from half_weight import HALF_KINDS, KINDS, HalfWeight, half_weight
+from half_weight import HALF_KINDS, KINDS, HalfWeight, SplitWeight, half_weight
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_kernels import isas, linear
@@ -58,6 +58,57 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library: Path, kind: ir.Dat
         whole = linear(library, isa, x, weight)
         for first, last in ((0, 1), (3, 5), (7, 30), (29, 30), (100, 140)):
             np.testing.assert_array_equal(linear(library, isa, x[first:last], weight), whole[first:last])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CASES)
+def test_split_weights_are_multiplied_as_floats_or_in_pairs(library: Path, case: dict[str, int]) -> None:
+    """AMX leaves out the product of low parts, 2^-16 of a product at most, and rounds low parts, 2^-17."""
+    rng = np.random.default_rng(case["seed"])
+    weight = SplitWeight(rng.standard_normal((case["inputs"], case["outputs"])).astype(np.float32))
+    np.testing.assert_allclose(weight.values, weight.given, rtol=2.0**-17, atol=0)
+    x = rng.standard_normal((case["rows"], weight.inputs)).astype(np.float32)
+    bias = rng.standard_normal(weight.outputs).astype(np.float32) if case["biased"] else None
+    reference = x.astype(np.float64) @ weight.values + (0 if bias is None else bias.astype(np.float64))
+    bound = np.abs(x).astype(np.float64) @ np.abs(weight.values) + (0 if bias is None else np.abs(bias))
+    expected = linear(library, "portable", x, weight, bias)
+    assert (np.abs(expected - reference) <= 140 * 2.0**-24 * bound).all()
+    for isa in isas(library):
+        steps = (case["row_step"], case["tile_step"])
+        result = linear(library, isa, x, weight, bias, steps=steps, shift=case["shift"])
+        if isa == "amx":
+            assert (np.abs(result - reference) <= 1.6 * 2.0**-16 * bound).all()
+            np.testing.assert_array_equal(result, linear(library, isa, x, weight, bias))
+        else:
+            np.testing.assert_array_equal(result, expected, isa)
+
+
+def test_a_row_of_split_weights_does_not_depend_on_the_rows_beside_it(library: Path) -> None:
+    rng = np.random.default_rng(1)
+    weight = SplitWeight(rng.standard_normal((300, 50)).astype(np.float32))
+    x = rng.standard_normal((140, 300)).astype(np.float32)
+    for isa in isas(library):
+        whole = linear(library, isa, x, weight)
+        for first, last in ((0, 1), (3, 5), (7, 30), (29, 30), (10, 43), (100, 140)):
+            np.testing.assert_array_equal(linear(library, isa, x[first:last], weight), whole[first:last])
+    row = np.zeros(weight.inputs, np.float32)
+    tiles = weight.tiles()
+    for index in (0, 17, 49):
+        load(library).carryall_read_row(
+            ctypes.c_void_p(tiles.ctypes.data),
+            *map(ctypes.c_int64, (weight.inputs, weight.outputs, 32, 1, weight.offsets, 0, index)),
+            ctypes.c_void_p(row.ctypes.data),
+        )
+        np.testing.assert_array_equal(row, weight.values[:, index])
+
+
+def test_an_infinite_activation_of_split_weights_is_not_hidden(library: Path) -> None:
+    x = np.ones((9, 40), np.float32)
+    x[2, 3], x[5, 37] = np.inf, np.nan
+    for isa in isas(library):
+        result = linear(library, isa, x, SplitWeight(np.ones((40, 20), np.float32)))
+        assert not np.isfinite(result[[2, 5]]).any(), isa
+        assert (np.delete(result, (2, 5), axis=0) == 40).all(), isa
 
 
 @pytest.mark.parametrize("kind", HALF_KINDS)

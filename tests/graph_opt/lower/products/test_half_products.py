@@ -85,6 +85,38 @@ def test_an_embedding_and_its_head_share_tiles(kind: ir.DataType) -> None:
     np.testing.assert_array_equal(weight_of(product), held(kind).T)
 
 
+def test_large_float32_weights_are_split_into_pairs_of_bfloat16() -> None:
+    """Each 32 inputs are 16 lines of high parts and 16 of low ones, input i beside input i + 16."""
+    inputs, outputs = 72, 70
+    values = RNG.standard_normal((inputs, outputs)).astype(np.float32)
+    text = f"g (float[B, {inputs}] x) => (float[B, {outputs}] y) {{ y = MatMul(x, w) }}"
+    model = graph(text, w=values)
+    assert apply(HalfProductsPass(wide=True, split=True), model) == []
+    (node,) = model.graph
+    assert (node.attributes["bits"].as_int(), node.attributes["offsets"].as_int()) == (32, 10)
+    tiles = node.inputs[1]
+    assert tiles is not None
+    assert tiles.const_value is not None
+    words = tiles.const_value.numpy().view(ml_dtypes.bfloat16).reshape(5, 3, 2, 16, 16, 2)
+    high, low = words.transpose(2, 0, 4, 1, 5, 3).reshape(2, 80, 96).astype(np.float64)
+    assert not (np.abs(low) > 2.0**-8 * np.abs(high)).any()
+    np.testing.assert_allclose((high + low)[:outputs, :inputs], values.T, rtol=2.0**-17, atol=0)
+    assert not (high + low)[outputs:].any()
+    assert not (high + low)[:, inputs:].any()
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan, 3e38])
+def test_small_weights_and_those_of_huge_values_are_not_split(wrong: float) -> None:
+    huge = RNG.standard_normal((64, 64)).astype(np.float32)
+    huge[3, 4] = wrong
+    for values in (huge, huge[:63, 32:], huge[32:, :63]):
+        inputs, outputs = values.shape
+        text = f"g (float[B, {inputs}] x) => (float[B, {outputs}] y) {{ y = MatMul(x, w) }}"
+        model = graph(text, w=values)
+        apply(HalfProductsPass(wide=True, split=True), model)
+        assert [node.attributes["offsets"].as_int() for node in model.graph] == [9]
+
+
 def left_alone(text: str, kind: ir.DataType | None = ir.DataType.BFLOAT16, **arrays: Any) -> bool:
     model = graph(text, **arrays)
     before = [node.op_type for node in model.graph]
