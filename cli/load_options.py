@@ -29,6 +29,7 @@ from ..runtime.models.config import ModelConfig
 from ..runtime.service.core.config import ServerConfig
 from ..storage.texts import read_text
 from .declared_options import declared_option
+from .lmcache_variables import lmcache_options
 
 Command = Callable[..., Any]
 
@@ -92,6 +93,7 @@ def config_options(
                 value = arguments.pop(declaration.name)
                 if value not in (None, ()) or (value is None and _is_given(declaration)):
                     tables[table][declaration.name] = value
+            tables["engine"] |= _of_lmcache(fields)
             folder = tables["server"].get("models")
             if folder is not None and "model" in tables["model"]:
                 raise UsageError(f"both {model} and --models are given; leave one out")
@@ -111,6 +113,14 @@ def config_options(
         return command
 
     return decorate
+
+
+def _of_lmcache(fields: Collection[tuple[str, Option]]) -> dict[str, Any]:
+    """Return the options of the engine that only variables of LMCache name."""
+    default = click.core.ParameterSource.DEFAULT
+    source = click.get_current_context().get_parameter_source
+    free = {one.name for table, one in fields if table == "engine" and source(one.name) in (None, default)}
+    return {name: value for name, value in lmcache_options(os.environ).items() if name in free}
 
 
 def _reread(arguments: Mapping[str, Any]) -> Callable[[], ServerConfig] | None:

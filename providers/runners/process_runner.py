@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CarryallError
-from ..base import Row, RunnerConfig, RunnerInfo
+from ..base import Row, RunnerConfig
 from .remote_runner import RemoteRunner
-from .runner_process import RunnerProcess
+from .runner_process import RunnerProcess, opened_info
 
 
 class ProcessRunner(RemoteRunner):
@@ -33,7 +33,7 @@ class ProcessRunner(RemoteRunner):
         self._process = RunnerProcess()
         try:
             strict = dataclasses.replace(config, on_fallback=None)  # functions cannot be pickled
-            info: RunnerInfo = self._process.call(provider, model, strict)
+            info = opened_info(self._process.call(provider, model, strict, None), "the runner's process")
             # ``BestLogits`` have a function, so they cannot be pickled. Hidden states can: see ``forward``.
             self.info = dataclasses.replace(info, top_logits=0, steps_ahead=0)
         except CarryallError:

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ... import errors
+from ... import __version__, errors
 from ...errors import CarryallError, ProviderRuntimeError
+from ...storage.cache import FORMAT
 from .. import get_provider
-from ..base import Runner, RunnerConfig
+from ..base import Runner, RunnerConfig, RunnerInfo
+from ..numa import NumaNode, bind
 
 _CLOSE_SECONDS = 10
 
@@ -22,8 +24,8 @@ _CLOSE_SECONDS = 10
 class RunnerProcess:
     """The parent's end: ``begin`` sends a call, ``end`` waits for its result.
 
-    The first call is (provider, model, config); its result is the runner's ``info``. Others are (method,
-    *arguments).
+    The first call is (provider, model, config, node), where the node is a ``NumaNode`` or None; its result is
+    for ``opened_info``. Others are (method, *arguments).
 
     Args:
         variables: environment variables of the child, beside the parent's own.
@@ -121,6 +123,30 @@ class RunnerProcess:
         return calls, results  # type: ignore[return-value]  # typeshed calls them IO[bytes]
 
 
+def software() -> str:
+    """Return what processes of one model must have in common to understand each other."""
+    return f"carryall {__version__}, format {FORMAT}"
+
+
+def opened_info(opened: tuple[RunnerInfo, str], what: str) -> RunnerInfo:
+    """Return the facts of a runner in a process.
+
+    Args:
+        opened: the result of the first call.
+        what: the process, for the message.
+
+    Raises:
+        ProviderRuntimeError: it runs another version.
+    """
+    info, theirs = opened
+    if theirs != software():
+        raise ProviderRuntimeError(
+            f"{what} runs {theirs}, and this process {software()}, since carryall was updated after its "
+            "start; restart it"
+        )
+    return info
+
+
 def serve(calls: BinaryIO, results: BinaryIO) -> None:
     """Run the child: load a runner by the first message, then carry out calls until the input ends."""
     runner: Runner | None = None
@@ -134,7 +160,7 @@ def serve(calls: BinaryIO, results: BinaryIO) -> None:
         try:
             if runner is None:
                 runner = _opened(*message)
-                reply = (None, runner.info)
+                reply = (None, (runner.info, software()))
             else:
                 result = getattr(runner, message[0])(*message[1:])
                 if message[0] == "forward":
@@ -152,7 +178,14 @@ def serve(calls: BinaryIO, results: BinaryIO) -> None:
         runner.close()
 
 
-def _opened(provider: str, model: Path, config: RunnerConfig) -> Runner:
+def _opened(provider: str, model: Path, config: RunnerConfig, node: NumaNode | None) -> Runner:
+    if node is not None:
+        try:
+            bind(node)
+        except OSError as error:
+            raise ProviderRuntimeError(
+                f"a rank cannot be bound to NUMA node {node.number}: {error}"
+            ) from error
     return get_provider(provider).runner(model, config)
 
 

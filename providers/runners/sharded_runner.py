@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from ...errors import CarryallError, ProviderRuntimeError
 from ..base import KVEviction, Row, Runner, RunnerConfig, RunnerInfo
+from ..numa import NumaNode
 from .filled_slots import FilledSlots
 from .ranks_memory import RanksMemory
-from .runner_process import RunnerProcess
+from .runner_process import RunnerProcess, opened_info
 
 _log = logging.getLogger(__name__)
 
@@ -36,15 +37,23 @@ class ShardedRunner(Runner):
         provider: the name of the provider of each process.
         models: the lowered graph of each rank, see ``graph_opt.shard``.
         config: options of each process.
+        nodes: the NUMA node of each rank, to which its threads and memory are bound; None binds none.
 
     Raises:
         CarryallError: ``Provider.runner`` raised it in a process.
         ProviderRuntimeError: a process ended.
     """
 
-    def __init__(self, provider: str, models: Sequence[Path], config: RunnerConfig) -> None:
+    def __init__(
+        self,
+        provider: str,
+        models: Sequence[Path],
+        config: RunnerConfig,
+        nodes: Sequence[NumaNode] | None = None,
+    ) -> None:
         self._provider = provider
         self._models = list(models)
+        self._nodes = [None] * len(self._models) if nodes is None else list(nodes)
         self._config = dataclasses.replace(config, on_fallback=None)  # functions cannot be pickled
         self.ranks: list[RunnerProcess] = []
         self._memory: RanksMemory | None = None
@@ -230,16 +239,21 @@ class ShardedRunner(Runner):
         self._memory = RanksMemory(len(self._models), PATIENCE)
         self.ranks = [RunnerProcess(self._memory.variables) for _ in self._models]
         try:
-            messages = [(self._provider, model, self._config) for model in self._models]
+            messages = [
+                (self._provider, model, self._config, node)
+                for model, node in zip(self._models, self._nodes, strict=True)
+            ]
             results, faults = self._exchange(messages)
             if faults:
                 rank = min(faults)
                 raise _named(faults[rank], rank, len(messages))
+            infos = [opened_info(results[rank], f"rank {rank}") for rank in range(len(self.ranks))]
+            _check_alike(infos)
         except BaseException:
             self._stop()
             raise
         self._memory.unlink()
-        return [results[rank] for rank in range(len(self.ranks))]
+        return infos
 
     def _stop(self) -> None:
         """End all ranks; what slots held is lost."""
@@ -253,6 +267,22 @@ class ShardedRunner(Runner):
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+
+def _check_alike(infos: Sequence[RunnerInfo]) -> None:
+    """Check that ranks can be of one model.
+
+    Raises:
+        ProviderRuntimeError: they are of different ones.
+    """
+    for name in ("context_length", "max_slots", "num_tokens", "embedding_size", "state_arrays"):
+        values = [getattr(info, name) for info in infos]
+        if len(set(values)) > 1:
+            told = ", ".join(map(str, values))
+            raise ProviderRuntimeError(
+                f"the ranks are of different models: {name} is {told}; clear the cache (carryall cache "
+                "clear) and load the model again"
+            )
 
 
 def _cut(parts: Sequence[npt.NDArray[Any]], counts: Sequence[int]) -> list[list[npt.NDArray[Any]]]:

@@ -27,6 +27,8 @@ class ModelConfig(Checked):
             ``cpu@process:...`` runs a part in a separate process.
         tensor_parallel: cut the model by weights over this many processes on the provider ``cpu``, which run
             the same steps: each reads its part of the weights and holds its part of the KV cache.
+        numa: with ``tensor_parallel``: ``auto`` binds the threads and the memory of each process to a NUMA
+            node, so that it reads its weights from its own memory. ``off`` binds none.
         pipeline: cut the model by layers into stages on the nodes of the Ray cluster at this address, each
             with its own weights and KV cache: ``auto``, ``local``, ``HOST:PORT`` of its head, or
             ``ray://HOST:PORT`` of Ray's client server.
@@ -61,6 +63,7 @@ class ModelConfig(Checked):
     model: str | Path = option(flags=("MODEL",))  # noqa: RUF009 -- makes a field
     provider: str = option("cpu", flags=("--provider", "--split"))
     tensor_parallel: int = option(1, least=1, most=64)
+    numa: Literal["auto", "off"] = "off"
     pipeline: str | None = None
     pipeline_stages: int | None = option(None, least=2, most=64)
     device: str | int | None = None
@@ -101,6 +104,10 @@ class ModelConfig(Checked):
         if self.tensor_parallel > 1 and self.adapters_at_once:
             raise UsageError(
                 f"tensor_parallel {self.tensor_parallel} cannot be combined with LoRA adapters; omit one"
+            )
+        if self.numa == "auto" and self.tensor_parallel == 1:
+            raise UsageError(
+                "numa binds the processes of tensor_parallel; set that to the number of NUMA nodes"
             )
         if self.pipeline_stages is not None and self.pipeline is None:
             raise UsageError(

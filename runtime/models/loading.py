@@ -336,7 +336,7 @@ def _open(
         return runner, f"{source.content_key} {provider}", graphs
     target = get_provider(provider)
     if (count := asked.tensor_parallel) > 1:
-        runner, graphs = sharded_runner(source, target, config, count, progress)
+        runner, graphs = sharded_runner(source, target, config, count, progress, numa=asked.numa == "auto")
         return runner, f"{source.content_key} {provider} tensor_parallel {count}", graphs
     if asked.pipeline is not None:
         stages = asked.pipeline_stages or 2

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ... import __version__
 from ...errors import CarryallError, ProviderRuntimeError, UsageError
 from ...exporter.package import MODEL_FILE
 from ...providers import get_provider
 from ...providers.base import Row, Runner, RunnerConfig, RunnerInfo
 from ...providers.host.machine import usable_cores
 from ...providers.runners.pipeline_runner import Stage
-from ...storage.cache import FORMAT, intact_folder
+from ...providers.runners.runner_process import software
+from ...storage.cache import intact_folder
 from ..process.ray_cluster import ship, unpacked
 
 _FACTS = 64  # calls whose facts are not read
@@ -31,11 +31,6 @@ _START_SECONDS = 300.0  # for a node to be found, and a stage to be loaded
 
 States = list[npt.NDArray[np.float32]]
 Facts = tuple[int, float]  # bytes of KV, seconds of computing
-
-
-def software() -> str:
-    """Return what stages of one model must have in common to understand each other."""
-    return f"carryall {__version__}, format {FORMAT}"
 
 
 class StageActor:

@@ -10,6 +10,7 @@ from ...progress import Progress
 from ...providers import get_provider
 from ...providers.base import Provider, Runner, RunnerConfig
 from ...providers.host.machine import usable_cores
+from ...providers.numa import nodes_of_ranks, numa_nodes
 from ...providers.runners.sharded_runner import ShardedRunner
 from .fastest import AUTO
 from .lowering import lowered_model
@@ -31,7 +32,13 @@ def check_ranks(count: int, provider: str) -> None:
 
 
 def sharded_runner(
-    files: SourceModel, provider: Provider, config: RunnerConfig, count: int, progress: Progress | None = None
+    files: SourceModel,
+    provider: Provider,
+    config: RunnerConfig,
+    count: int,
+    progress: Progress | None = None,
+    *,
+    numa: bool = False,
 ) -> tuple[Runner, list[Path]]:
     """Lower each rank's part and open all; return the runner and the lowered graphs.
 
@@ -41,9 +48,11 @@ def sharded_runner(
         config: options of each process; without threads, the processes share the usable cores.
         count: number of processes.
         progress: called for every tensor written.
+        numa: bind each process to one of this machine's NUMA nodes.
 
     Raises:
-        UsageError: the model cannot be cut, or carryall's kernels are not in use.
+        UsageError: the model cannot be cut, the processes cannot be bound, or carryall's kernels are not in
+            use.
     """
     from ...graph_opt.shard.shard_pass import ShardPass
 
@@ -52,6 +61,7 @@ def sharded_runner(
             f"tensor_parallel {count} needs carryall's CPU kernels; build them with "
             "`carryall doctor --build-kernels`"
         )
+    nodes = nodes_of_ranks(numa_nodes(), count) if numa else None
     rank_config = dataclasses.replace(
         config, num_threads=config.num_threads or max(1, usable_cores() // count)
     )
@@ -60,4 +70,4 @@ def sharded_runner(
         graphs = [lowered_model(files, provider, rank_config, progress, change=change) for change in passes]
     except GraphError as error:
         raise UsageError(f"{files.name} cannot be cut over {count} processes: {error}") from error
-    return ShardedRunner(provider.name, graphs, rank_config), graphs
+    return ShardedRunner(provider.name, graphs, rank_config, nodes), graphs

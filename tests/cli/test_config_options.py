@@ -123,6 +123,8 @@ def partner(field: str) -> tuple[str, ...]:
     """Return the flags that a field needs."""
     if field in ("max_lora_rank", "lora_modules"):
         return ("--max-loras", "1")
+    if field == "numa":
+        return ("--tensor-parallel", "2")
     if field == "pipeline_stages":
         return ("--pipeline", "local")
     return ("--speculative", "prompt-lookup") if field == "num_speculative_tokens" else ()

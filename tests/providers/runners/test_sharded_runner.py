@@ -184,3 +184,18 @@ def test_states_of_all_ranks_can_be_taken_out_and_put_back(tmp_path: Path) -> No
         assert np.array_equal(runner.forward([Row(1, prompt[64:65], 64)])[0], expected)
     finally:
         runner.close()
+
+
+@pytest.mark.long
+def test_ranks_of_different_models_are_refused(tmp_path: Path) -> None:
+    graphs = []
+    for size in (256, 512):
+        whole, runner = opened(write_tiny("llama", tmp_path / str(size), vocab_size=size), 2)
+        graphs.append(runner._models)
+        config = runner._config
+        whole.close()
+        runner.close()
+    with pytest.raises(
+        ProviderRuntimeError, match="the ranks are of different models: num_tokens is 256, 512"
+    ):
+        ShardedRunner("cpu", [graphs[0][0], graphs[1][1]], config)

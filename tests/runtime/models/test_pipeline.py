@@ -16,9 +16,10 @@ import pytest
 from carryall import LLM, SamplingParams
 from carryall.errors import MissingExtraError, ProviderRuntimeError, UsageError
 from carryall.providers.base import RunnerConfig
+from carryall.providers.runners.runner_process import software
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.models.pipeline import RayPipeline
-from carryall.runtime.models.ray_stages import RayStage, StageActor, StagePlace, software
+from carryall.runtime.models.ray_stages import RayStage, StageActor, StagePlace
 
 PROMPTS = ["def add(a, b):", "class Point:\n    def __init__(self", "import os", "while True:"] * 2
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

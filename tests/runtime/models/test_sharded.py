@@ -9,13 +9,16 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 import pytest
 
 from carryall import LLM, SamplingParams
 from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.providers.base import Row
 from carryall.providers.native.library import find_library
+from carryall.providers.numa import NumaNode
 from carryall.providers.runners.sharded_runner import ShardedRunner
+from carryall.runtime.models import sharded
 from carryall.runtime.models.loading import load_model
 
 pytestmark = [
@@ -91,6 +94,7 @@ def test_a_request_that_ends_a_rank_each_time_fails_alone(monkeypatch: pytest.Mo
         ({"max_loras": 1}, "cannot be combined with LoRA adapters"),
         ({"provider_options": {"kernels": "onnxruntime"}}, "needs carryall's CPU kernels"),
         ({"tensor_parallel": 0}, "tensor_parallel"),
+        ({"tensor_parallel": 1, "numa": "auto"}, "numa binds the processes of tensor_parallel"),
         (
             {"tensor_parallel": 7},
             "cannot be cut over 7 processes: Attention .* which 7 ranks cannot share equally",
@@ -110,3 +114,17 @@ def test_a_model_over_processes_computes_no_embeddings() -> None:
             loaded.open_encoder()
     finally:
         loaded.runner.close()
+
+
+@pytest.mark.long
+def test_ranks_are_bound_to_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes with the same processors: a machine with one can show no more."""
+    cpus = frozenset([min(os.sched_getaffinity(0))])
+    monkeypatch.setattr(sharded, "numa_nodes", lambda: [NumaNode(0, cpus), NumaNode(0, cpus)])
+    loaded = load_model("draft", tensor_parallel=2, numa="auto", max_slots=2, num_threads=1)
+    runner = loaded.runner
+    assert isinstance(runner, ShardedRunner)
+    try:
+        assert [psutil.Process(rank.pid).cpu_affinity() for rank in runner.ranks] == [[*cpus]] * 2
+    finally:
+        runner.close()
