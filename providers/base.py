@@ -504,6 +504,14 @@ class Provider(abc.ABC):
         """Return whether ``text_passes`` has any; this needs no library of graphs."""
         return False
 
+    def tower_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Return the passes that lower ``vision.onnx``, whose groups will be full, in order."""
+        return []
+
+    def tower_form(self, config: RunnerConfig) -> str | None:
+        """Return a name for what ``tower_passes`` write, None if there are none; it needs no graphs."""
+        return None
+
     def kept_products(self) -> Collection[int]:
         """Return the widths of quantized weights for which ``session`` has onnxruntime's MatMulNBits."""
         return ()
