@@ -508,6 +508,14 @@ class Provider(abc.ABC):
         """Return what else ``text_passes`` depends on, such as the processor, for the key of the cache."""
         return ""
 
+    def tower_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Return the passes that lower ``vision.onnx``, whose groups will be full, in order."""
+        return []
+
+    def tower_form(self, config: RunnerConfig) -> str | None:
+        """Return a name for what ``tower_passes`` write, None if there are none; it needs no graphs."""
+        return None
+
     def kept_products(self) -> Collection[int]:
         """Return the widths of quantized weights for which ``session`` has onnxruntime's MatMulNBits."""
         return ()

@@ -48,6 +48,8 @@ class CpuOptions(Checked):
             tokens are equal; all rows of a step are one run. It needs carryall's kernels. ``explicit``:
             sequences run one by one, and each run returns longer caches. ``auto`` is ``paged`` with
             carryall's kernels, except for attention that they do not have, such as heads of more than 512.
+        tower: ``int8`` computes the products of ``vision.onnx`` with weights and activations of 8 bits, by
+            carryall's kernels: a picture takes less time, and is seen less exactly.
         wide_products: without effect; there is one graph for prompts and decoding.
     """
 
@@ -55,6 +57,7 @@ class CpuOptions(Checked):
     kv_cache: Literal["auto", "int8", "bfloat16", "float32"] = "auto"
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     kv_memory: Literal["auto", "paged", "explicit"] = "auto"
+    tower: Literal["float32", "int8"] = "float32"
     wide_products: Literal["auto", "off"] = "auto"
 
 
@@ -84,6 +87,8 @@ class CpuProvider(OrtProvider):
             tuned_kernels()
         elif memory == _PAGED:
             raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
+        if options["tower"] == "int8" and kernels != CARRYALL:
+            raise UsageError(f"tower=int8 needs carryall's kernels; {BUILD}")
         if memory == "auto":
             memory = _PAGED if kernels == CARRYALL else _EXPLICIT
         return dataclasses.replace(
@@ -124,6 +129,17 @@ class CpuProvider(OrtProvider):
     def text_form(self) -> str:
         """Return whether the kernels multiply split weights."""
         return "split" if splits_floats() else ""
+
+    def tower_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Return the passes for onnxruntime's attention, and with ``tower=int8`` for carryall's products."""
+        from ...graph_opt.lower.pipelines.towers import tower_passes
+
+        options = self.checked_options(config.options)
+        return tower_passes(self.kernels_for(options), int8=options["tower"] == "int8")
+
+    def tower_form(self, config: RunnerConfig) -> str | None:
+        """Return the option; attention is lowered with each of its values."""
+        return str(self.checked_options(config.options)["tower"])
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""

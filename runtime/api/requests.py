@@ -238,7 +238,7 @@ class RequestFactory:
         """
         check_variables(variables, _RENDERING)
         template = self._model.chat_template
-        messages, pictures = self.sight.take(messages)
+        messages, pictures = self.sight.take(messages, image_salt)
         if isinstance(messages, Sized):
             self._reader.check_messages(len(messages))
         most = self._reader.most_bytes

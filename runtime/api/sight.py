@@ -17,6 +17,7 @@ from ..images.opening import MOST_PIXELS
 from ..images.pdf import pictures_of
 from ..images.video import Video, open_video
 from ..text.chat_template import Message
+from ..types.outputs import PictureUsage
 
 MOST_PICTURES = 128  # of a conversation; a page of a PDF file is one
 _TOTAL_PIXELS = 4 * MOST_PIXELS  # of all pictures of a conversation, since each takes time to be opened
@@ -38,7 +39,7 @@ class Sight:
         with self._lock:
             return self._open()
 
-    def take(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[Picture]]:
+    def take(self, messages: Sequence[Message], salt: str = "") -> tuple[Sequence[Message], list[Picture]]:
         """Return messages whose pictures are parts ``{"type": "image"}``, and the pictures in order.
 
         Args:
@@ -47,6 +48,7 @@ class Sight:
                 ``data:`` addresses. A PDF file is a picture for each of its pages, or for that of its field
                 ``page``, counted from 1. ``{"type": "video", "video": ..., "fps": ...}`` is a video, with
                 what ``open_video`` takes, or a ``data:`` address; ``video_url`` as ``image_url``.
+            salt: only pictures of prompts with the same salt are known to be open.
 
         Raises:
             RequestError: the model reads text only, a picture cannot be opened, or a part of a content is
@@ -73,7 +75,7 @@ class Sight:
                     _check_all(pictures)
                 elif is_picture(part):
                     for source in next(opened):
-                        pictures.append(encoder.prepare(source, several=several))
+                        pictures.append(encoder.prepare(source, several=several, salt=salt))
                         parts.append({"type": "image"})
                         _check_all(pictures)
                 else:
@@ -119,7 +121,9 @@ class Sight:
             )
         states = [(picture.key, encoder.states(picture, salt)) for picture in pictures]
         places = [picture.places for picture in pictures]
-        return PromptImages.of(token_ids, tokens, states, places, [picture.usage for picture in pictures])
+        sizes = [(picture.seen_size, picture.num_tokens) for picture in pictures]
+        usage = [PictureUsage(width, height, count) for (height, width), count in sizes]
+        return PromptImages.of(token_ids, tokens, states, places, usage)
 
 
 def _check_parts(messages: Any) -> None:

@@ -6,10 +6,12 @@ import hashlib
 import importlib
 import logging
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -17,8 +19,7 @@ import numpy.typing as npt
 
 from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
-from ..types.outputs import PictureUsage
-from .opening import Pixels, open_picture
+from .opening import Pixels, open_picture, read_picture
 from .units import Ids, Prepared, UnitInputs, Values, joined, unit_key, unit_size
 from .video import Video
 
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 States = npt.NDArray[np.float32]  # [rows, hidden]
 CACHE_BYTES = 256 * 2**20
+PREPARED_BYTES = 64 * 2**20  # of pictures in the size that the tower sees, kept for a second question
 _PIXELS_OF_A_RUN = 4 * 512 * 512  # bounds the memory of a run; more in one are hardly faster
 # Scores of attention take 4 bytes for each pair of patches and each head: 4 GiB with 16 heads.
 MOST_PATCHES = 8192
@@ -57,10 +59,15 @@ class Picture:
         return self.num_frames * math.prod(self.size)
 
     @property
-    def usage(self) -> PictureUsage:
-        """The tokens of the prompt, and the size in which the model sees it, of tiles all together."""
+    def num_bytes(self) -> int:
+        """The memory of its units."""
+        return sum(unit.nbytes for unit in self.prepared.units)
+
+    @property
+    def seen_size(self) -> tuple[int, int]:
+        """Pixels (height, width) in which the model sees it, of tiles all together."""
         (rows, columns), (height, width) = self.prepared.grid, unit_size(self.prepared.units[0])
-        return PictureUsage(columns * width, rows * height, self.num_tokens)
+        return rows * height, columns * width
 
     @property
     def text(self) -> str:
@@ -115,19 +122,37 @@ class ImageEncoder:
         self._kept: OrderedDict[bytes, States] = OrderedDict()
         self._constants: list[States] = []  # rows that are the same for all pictures, once they are known
         self._bytes = 0
+        self._prepared: OrderedDict[bytes, Picture] = OrderedDict()
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
-    def prepare(self, source: Any, *, several: bool = False) -> Picture:
-        """Open a picture and resize it or cut it into units.
+    def prepare(self, source: Any, *, several: bool = False, salt: str = "") -> Picture:
+        """Open a picture and resize it or cut it into units; files and arrays that are known are not.
 
         Args:
             source: as for ``open_picture``.
             several: whether it is one of several pictures of a conversation.
+            salt: only pictures of the same salt are known; see ``states``.
 
         Raises:
             RequestError: it cannot be opened, or is too large for the model's memory.
             MissingExtraError: Pillow is not installed.
         """
+        if isinstance(source, str | os.PathLike):
+            source = read_picture(Path(source))
+        name = _source_key(source, several, salt)
+        with self._lock:
+            if name is not None and name in self._prepared:
+                self._prepared.move_to_end(name)
+                return self._prepared[name]
+        picture = self._made(source, several=several)
+        if name is not None:
+            with self._lock:
+                self._prepared[name] = picture
+                while sum(each.num_bytes for each in self._prepared.values()) > PREPARED_BYTES:
+                    self._prepared.popitem(last=False)
+        return picture
+
+    def _made(self, source: Any, *, several: bool) -> Picture:
         pixels = open_picture(source)
         alone = self._geometry.prepare
         prepare = getattr(self._geometry, "prepare_several", alone) if several else alone
@@ -218,6 +243,19 @@ class ImageEncoder:
         while self._bytes > self._room:
             _, oldest = self._kept.popitem(last=False)
             self._bytes -= oldest.nbytes
+
+
+def _source_key(source: Any, several: bool, salt: str) -> bytes | None:
+    """Return 32 bytes that tell files and arrays apart; None for what must be opened to know."""
+    if isinstance(source, np.ndarray) and source.dtype == np.uint8:  # others are refused, or have no bytes
+        kind, content = f"{source.dtype} {source.shape}", np.ascontiguousarray(source).data
+    elif isinstance(source, bytes | bytearray | memoryview):
+        kind, content = "file", memoryview(source)
+    else:
+        return None
+    key = hashlib.blake2b(f"{kind} {several} {len(salt)} {salt}".encode(), digest_size=32)
+    key.update(content)
+    return key.digest()
 
 
 def _runs(units: Mapping[bytes, Values]) -> Iterator[list[bytes]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import DEEP_STATES, IMAGE_STATES
+from ...contract import DEEP_STATES, GROUPS, IMAGE_STATES
 from ...errors import ProviderRuntimeError, RequestError
 from ...exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
 from ...exporter.package import VISION_FILE
@@ -20,6 +20,7 @@ from ...providers import get_provider
 from ...providers.base import RunnerConfig
 from ..images.encoding import ImageEncoder, States
 from .model_source import SourceModel
+from .tower_graph import tower_graph
 
 
 def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: int) -> ImageEncoder:
@@ -47,9 +48,10 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: 
     rotated = LayerChanges.of(source.graph.graph).rotates_stream
     parts = 1 + len(json.loads(source.graph.metadata_props.get(DEEP_STATES, "[]")))
     turned = Rotation(width // parts).after if rotated else np.asarray
+    target = get_provider(provider)
     return open_tower(
         folder,
-        get_provider(provider).session(folder / VISION_FILE, config),
+        target.session(tower_graph(folder / VISION_FILE, target, config), config),
         lambda states: turned(states.reshape(-1, width // parts)).reshape(states.shape),
     )
 
@@ -70,6 +72,8 @@ def open_tower(
     processor = read_image_processor(folder / IMAGE_PROCESSOR_FILE)
 
     def run(feeds: Mapping[str, npt.NDArray[Any]]) -> States:
+        if (feeds[GROUPS] < 0).any():
+            raise ProviderRuntimeError("units of different shapes are in one run of a tower for full groups")
         try:
             states: States = session.run([IMAGE_STATES], dict(feeds))[0]
         except Exception as error:  # onnxruntime raises errors of many types

@@ -28,10 +28,13 @@ from vision_golden import NEW_TOKENS, golden_path, picture
 import carryall
 from carryall import LLM, AsyncLLM, QuantizationRecipe, SamplingParams, StructuredOutput
 from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
+from carryall.exporter.image_processor import read_image_processor
 from carryall.runtime.api.embedding import encoded_tokens
 from carryall.runtime.api.prompts import PooledPrompt
 from carryall.runtime.api.sight import MOST_PICTURES
 from carryall.runtime.engine.requests.prompt_images import PromptImages
+from carryall.runtime.images import encoding
+from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.tasks.export import export
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -111,6 +114,35 @@ def test_a_second_question_on_a_picture_computes_nothing_of_it(package: Path) ->
         assert cached(llm, other) > last
         assert encoded(llm) == count
         assert tokens(llm, asked(picture())) == first
+
+
+def test_known_files_and_arrays_are_not_opened_again_within_the_budget(
+    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    encoder = ImageEncoder(
+        read_image_processor(package / "image_processor.json"), lambda feeds: feeds["pixels"]
+    )
+    pixels = picture()
+    (tmp_path / "a.png").write_bytes(png(pixels))
+    first, file = encoder.prepare(pixels), encoder.prepare(png(pixels))
+    assert encoder.prepare(pixels.copy()) is first
+    assert encoder.prepare(tmp_path / "a.png") is encoder.prepare(png(pixels)) is file
+    assert first.key == file.key
+    others = [
+        encoder.prepare(pixels, salt="a"),
+        encoder.prepare(pixels, several=True),
+        encoder.prepare(pixels[:, ::-1]),
+        encoder.prepare(pixels.reshape(-1, 10, 3)),
+    ]
+    assert all(other is not first for other in others)
+    pixels[0, 0] ^= 1
+    changed = encoder.prepare(pixels)
+    assert changed is not first
+    assert changed.key != first.key
+    monkeypatch.setattr(encoding, "PREPARED_BYTES", first.num_bytes)
+    again = encoder.prepare(picture(shift=9))
+    assert encoder.prepare(picture(shift=9)) is again
+    assert encoder.prepare(picture()) is not first
 
 
 def test_a_prefix_never_covers_another_picture(package: Path) -> None:

@@ -126,6 +126,23 @@ def test_a_header_that_claims_too_much_is_refused_before_decoding(size: tuple[in
     assert time.thread_time() - begin < 0.5
 
 
+def scanned(edge: int, copies: int) -> bytes:
+    """A progressive JPEG file whose last scan comes again and again."""
+    data = saved(Image.new("RGB", (edge, edge), (128, 128, 128)), "JPEG", progressive=True)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + scan * copies + data[-2:]
+
+
+def test_a_file_that_goes_over_its_pixels_again_and_again_is_refused_before_decoding() -> None:
+    """14 bytes are a scan of all pixels: a file of 1 MB would take minutes."""
+    for edge, copies in ((64, 100), (4000, 80), (2000, 70_000)):
+        begin = time.thread_time()
+        with pytest.raises(RequestError, match="scans, which take too long"):
+            open_picture(scanned(edge, copies))
+        assert time.thread_time() - begin < 1.5
+    assert open_picture(scanned(500, 80)).shape == (500, 500, 3)
+
+
 @pytest.mark.parametrize(
     ("source", "what"),
     [

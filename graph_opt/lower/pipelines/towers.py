@@ -1,0 +1,32 @@
+"""The passes that lower ``vision.onnx``, the tower of a model that sees, to a target's kernels."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ...passes.remove_unused import RemoveUnusedNodesPass
+from ...quantize.recipe import QuantizationRecipe
+from ..attention.full_groups import FullGroupsPass
+from ..attention.multi_head_attention import MultiHeadAttentionPass
+from ..kernels import Kernels
+from ..older_opset import OlderOpsetPass
+from ..products.quantized_linear import QuantizedLinearPass
+
+_BLOCK = 128  # inputs with one scale
+
+
+def tower_passes(kernels: Kernels, *, int8: bool) -> list[ir.passes.PassBase]:
+    """Return the passes in order.
+
+    Args:
+        kernels: the capabilities of the target's kernels.
+        int8: products with 8-bit weights and activations, by carryall's kernels.
+    """
+    passes: list[ir.passes.PassBase] = []
+    if int8:
+        passes += QuantizationRecipe("int8-fast", block_size=_BLOCK).passes()[0]
+    passes += [common.ShapeInferencePass(), FullGroupsPass(), MultiHeadAttentionPass()]
+    if int8:
+        passes.append(QuantizedLinearPass(kernels.stored_tiles))
+    return [*passes, RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]

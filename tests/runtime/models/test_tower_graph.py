@@ -1,0 +1,134 @@
+"""Towers lowered to the CPU's kernels compute what ``vision.onnx`` says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file, save_file
+from seeing_golden import pictures
+from tiny_vlms import VISION_CONFIG, write_vlm
+from vision_golden import picture
+
+import carryall
+from carryall import LLM, SamplingParams
+from carryall.contract import GROUPS, IMAGE_STATES
+from carryall.errors import ProviderRuntimeError, UsageError
+from carryall.exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
+from carryall.providers import get_provider
+from carryall.providers.base import RunnerConfig
+from carryall.providers.native.library import find_library
+from carryall.runtime.images.encoding import ImageEncoder
+from carryall.runtime.models.sight import open_tower
+from carryall.runtime.models.tower_graph import tower_graph
+
+WIDE = {**VISION_CONFIG, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+needs_kernels = pytest.mark.skipif(find_library() is None, reason="the CPU kernels are not built")
+
+
+def resolved(**options: Any) -> RunnerConfig:
+    return get_provider("cpu").resolve_options(RunnerConfig(options=options))
+
+
+def lowered(package: Path, **options: Any) -> Path:
+    return tower_graph(package / "vision.onnx", get_provider("cpu"), resolved(**options))
+
+
+def operators(model: Path) -> Counter[str]:
+    return Counter(node.op_type for node in onnx.load(model, load_external_data=False).graph.node)
+
+
+def states(model: Path, feeds: Any) -> Any:
+    return get_provider("cpu").session(model, resolved()).run([IMAGE_STATES], feeds)[0]
+
+
+def feeds_of(package: Path) -> list[Any]:
+    """The inputs of each run for two pictures, whose units have one shape in a run."""
+    found: list[Any] = []
+
+    def keep(feeds: Any) -> Any:
+        found.append(dict(feeds))
+        return reference.run([IMAGE_STATES], dict(feeds))[0]
+
+    reference = get_provider("cpu").session(package / "vision.onnx", resolved())
+    encoder = ImageEncoder(read_image_processor(package / IMAGE_PROCESSOR_FILE), keep)
+    for each in pictures():
+        encoder.states(encoder.prepare(each))
+    return found
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tower")
+    vision = {"model_type": "smolvlm_vision", **WIDE}
+    checkpoint = write_vlm(folder / "checkpoint", vision_config=vision)
+    weights = load_file(checkpoint / "model.safetensors")
+    # of the size that trained layers have: with larger ones, the softmax amplifies each rounding
+    matrices = {name: each / (0.4 * len(each[0]) ** 0.5) for name, each in weights.items() if each.ndim == 2}
+    save_file({**weights, **matrices}, checkpoint / "model.safetensors")
+    carryall.export(checkpoint, folder / "package")
+    return folder / "package"
+
+
+# Layers with windows, whose groups are shorter at the edges of a picture, keep their mask.
+@pytest.mark.parametrize(
+    ("family", "kept"), [("smolvlm", 0), ("qwen2_vl", 0), ("qwen2_5_vl", 2), ("gemma4", 0), ("internvl", 0)]
+)
+def test_states_are_those_of_the_portable_graph(family: str, kept: int, tmp_path: Path) -> None:
+    carryall.export(write_vlm(tmp_path / "checkpoint", family), tmp_path / "package")
+    model, portable = lowered(tmp_path / "package"), tmp_path / "package" / "vision.onnx"
+    there, before = operators(model), operators(portable)
+    assert there["Attention"] == kept
+    assert there["MultiHeadAttention"] == before["Attention"] - kept > 0
+    runs = feeds_of(tmp_path / "package")
+    assert len(runs) >= 2
+    for feeds in runs:
+        np.testing.assert_allclose(states(model, feeds), states(portable, feeds), rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_int8_multiplies_all_weights_in_8_bits(wide: Path) -> None:
+    model, portable = lowered(wide, tower="int8"), wide / "vision.onnx"
+    products = operators(portable)["MatMul"]
+    assert operators(model)["QuantizedLinear"] == products > 12
+    assert operators(model)["MatMul"] == 0
+    for feeds in feeds_of(wide):
+        found, expected = states(model, feeds), states(portable, feeds)
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert 1e-3 < error < 0.02
+
+
+@needs_kernels
+def test_the_option_reaches_the_tower_of_a_model(wide: Path) -> None:
+    talk = [
+        {"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]}
+    ]
+
+    def seen(**options: Any) -> Any:
+        with LLM(wide, provider="cpu", max_slots=1, provider_options=options) as llm:
+            llm.chat(talk, GREEDY)
+            images = llm.render_chat(talk).images
+            assert images is not None
+            return images.states
+
+    exact, rounded, again = seen(), seen(tower="int8"), seen(tower="float32")
+    np.testing.assert_array_equal(exact, again)
+    assert 1e-3 < np.linalg.norm(rounded - exact) / np.linalg.norm(exact) < 0.02
+
+
+def test_int8_without_kernels_is_refused(wide: Path) -> None:
+    with pytest.raises(UsageError, match="tower=int8 needs carryall's kernels"):
+        LLM(wide, provider="cpu", provider_options={"tower": "int8", "kernels": "onnxruntime"})
+
+
+def test_a_run_with_units_of_different_shapes_is_refused(wide: Path) -> None:
+    feeds = feeds_of(wide)[0]
+    feeds[GROUPS] = np.where(feeds[GROUPS] == feeds[GROUPS][-1, -1], -1, feeds[GROUPS])
+    encoder = open_tower(wide, get_provider("cpu").session(lowered(wide), resolved()))
+    with pytest.raises(ProviderRuntimeError, match="different shapes"):
+        encoder._run(feeds)
