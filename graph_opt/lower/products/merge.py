@@ -55,6 +55,9 @@ class MergeProjectionsPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Merge every two or more products whose weights have the same kind."""
         groups: dict[ir.Value, list[Projection]] = defaultdict(list)
+        places = {
+            node: place for place, node in enumerate(graph)
+        }  # of thousands in mixtures
         for node in nodes_of(graph, "MatMul"):
             matmul = _projection(node)
             if isinstance(matmul, str):
@@ -72,7 +75,8 @@ class MergeProjectionsPass(GraphPass):
                     "the products of its input differ in weight type, block size or bias",
                 )
             for some in alike:
-                _merge(graph, x, sorted(some, key=_operand_order))
+                first = min((one.product for one in some), key=places.__getitem__)
+                _merge(graph, x, sorted(some, key=_operand_order), first)
                 self.fired += 1
 
 
@@ -145,8 +149,8 @@ def _operand_order(projection: Projection) -> int:
     return reader.idx if reader is not None else 0
 
 
-def _merge(graph: ir.Graph, x: ir.Value, group: Sequence[Projection]) -> None:
-    anchor = next(node for node in graph if any(node is projection.product for projection in group))
+def _merge(graph: ir.Graph, x: ir.Value, group: Sequence[Projection], anchor: ir.Node) -> None:
+    """Merge products in the order of their results, in front of the node ``anchor``."""
     merged = [_concatenated(graph, values) for values in zip(*(one.tensors for one in group), strict=True)]
     right = merged[0]
     blocked = group[0].blocked
