@@ -55,9 +55,7 @@ class MergeProjectionsPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Merge every two or more products whose weights have the same kind."""
         groups: dict[ir.Value, list[Projection]] = defaultdict(list)
-        places = {
-            node: place for place, node in enumerate(graph)
-        }  # of thousands in mixtures
+        places = {node: place for place, node in enumerate(graph)}  # of thousands in mixtures
         for node in nodes_of(graph, "MatMul"):
             matmul = _projection(node)
             if isinstance(matmul, str):
