@@ -19,7 +19,7 @@ from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from ..graph.lazy import bits_of
 from .constant_evaluation import MAX_CONTENT, content_of
 from .known_shapes import shape_of_result, type_of_result
-from .probe_sizes import PROBES, Reach, axis_name, decoder_sizes, sizes_of_names
+from .probe_sizes import Reach, axis_name, decoder_sizes, sizes_of_names
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
@@ -59,12 +59,31 @@ class ShapeFacts:
         for reach in list(Reach)[0 if far else 1 : list(Reach).index(last) + 1]:
             self._evaluate(graph, reach)
             if self._fits:
+                if reach is Reach.LARGE:
+                    self._try_small(graph)
                 return
         self._evaluate(graph, Reach.USUAL)
 
+    def _try_small(self, graph: ir.Graph) -> None:
+        """Add sets in which one axis is 1, if the graph runs with them.
+
+        A graph that needs another axis to be large does not run with all axes of 1, and what is true of large
+        sizes only, such as min(size, 2) = 2, would be taken for a fact.
+        """
+        large = self._sizes
+        small = []
+        for name in large[0]:
+            self._evaluate_with(graph, [{**large[0], name: 1}, *large])
+            small += self._sizes[:1] if self._fits else []
+        self._evaluate_with(graph, [*small, *large])
+
     def _evaluate(self, graph: ir.Graph, reach: Reach) -> None:
         self.probes = decoder_sizes(graph, reach) if self._axes else ()
-        self._sizes = [probe.named() for probe in self.probes] or sizes_of_names(graph, reach)
+        sizes = [probe.named() for probe in self.probes] or sizes_of_names(graph, reach)
+        self._evaluate_with(graph, sizes)
+
+    def _evaluate_with(self, graph: ir.Graph, sizes: list[dict[str, int]]) -> None:
+        self._sizes = sizes
         self._fits = True  # whether the graph runs with all sizes
         self._shapes: dict[ir.Value, Shapes] = {}
         self._types: dict[ir.Value, int] = {}
@@ -141,9 +160,9 @@ class ShapeFacts:
         if tensor is None:
             return
         shape = tuple(tensor.shape.numpy())
-        self._shapes[value], self._types[value] = (shape,) * len(PROBES), int(tensor.dtype)
+        self._shapes[value], self._types[value] = (shape,) * len(self._sizes), int(tensor.dtype)
         if tensor.size <= MAX_CONTENT and bits_of(tensor.dtype) >= 8:
-            self._contents[value] = (tensor.numpy(),) * len(PROBES)
+            self._contents[value] = (tensor.numpy(),) * len(self._sizes)
 
     def _learn_node(self, node: ir.Node) -> None:
         if node.domain or any(value is not None and value not in self._shapes for value in node.inputs):
@@ -183,16 +202,16 @@ class ShapeFacts:
             except (IndexError, ValueError):  # these sizes do not match, for example those of two inputs
                 misfits += 1
         if misfits:
-            self._fits &= misfits == len(PROBES)
+            self._fits &= misfits == len(self._sizes)
             return False
         known = tuple(shape for shape in shapes if shape is not None)
-        if not operands or len(known) < len(PROBES):
+        if not operands or len(known) < len(self._sizes):
             return False
         self._note(node.outputs[0], known, type_of_result(node, [self._types[value] for value in operands]))
         return True
 
     def _compute(self, node: ir.Node) -> Iterator[Array | None]:
-        for index in range(len(PROBES)):
+        for index in range(len(self._sizes)):
             operands = [None if value is None else self._operand(value, index) for value in node.inputs]
             shapes = [() if value is None else self._shapes[value][index] for value in node.inputs]
             yield content_of(node, operands, shapes)
@@ -211,13 +230,13 @@ class ShapeFacts:
         if node.op_type == "STFT" and "onesided" not in node.attributes:
             proto.attribute.append(onnx.AttributeProto(name="onesided", type=onnx.AttributeProto.INT, i=1))
         form = proto.SerializeToString(deterministic=True)
-        results = [self._infer_once(node, schema, proto, form, index) for index in range(len(PROBES))]
+        results = [self._infer_once(node, schema, proto, form, index) for index in range(len(self._sizes))]
         self._fits &= all(results) or not any(results)
         for place, output in enumerate(node.outputs):
             types = [result.get(f"y{place}") for result in results]
             shapes = [_shape_of(type_) for type_ in types if type_ is not None]
             known = tuple(shape for shape in shapes if shape is not None)
-            if types[0] is not None and len(known) == len(PROBES):
+            if types[0] is not None and len(known) == len(self._sizes):
                 self._note(output, known, types[0].tensor_type.elem_type)
 
     def _infer_once(
