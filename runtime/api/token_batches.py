@@ -255,8 +255,8 @@ class TokenBatches:
             longest = max(len(text.ids) for text in texts)
             raise ProviderRuntimeError(
                 f"{self.path} fails on texts of up to {longest} tokens; if its table of positions is "
-                f"shorter than the {self.max_tokens} tokens that are stated ({LENGTH_FILE} or max_tokens), state fewer: "
-                f"{one_line(error)}"
+                f"shorter than the {self.max_tokens} tokens that are stated ({LENGTH_FILE} or max_tokens), "
+                f"state fewer: {one_line(error)}"
             ) from error
 
     def _given(self, ids: list[int] | Tokens) -> Tokens:
