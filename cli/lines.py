@@ -21,7 +21,7 @@ def lines_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def given_lines(texts: Sequence[str], lines: Path | None) -> list[str]:
-    """Return the texts that were typed, or the lines of a file without empty ones.
+    """Return the texts that were typed, or the lines of a file without empty ones, whose number is told.
 
     Raises:
         UsageError: both or neither are given, or the file has no text, cannot be read, or is not UTF-8.
@@ -31,7 +31,11 @@ def given_lines(texts: Sequence[str], lines: Path | None) -> list[str]:
     if lines is None:
         return list(texts)
     content = sys.stdin.read() if str(lines) == "-" else read_text(lines)
-    given = [line for line in content.splitlines() if line.strip()]
+    # Other separators that str.splitlines knows, such as U+2028, may be part of a text.
+    all_lines = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    given = [line for line in all_lines if line.strip()]
     if not given:
         raise UsageError(f"{lines} has no text")
+    if len(given) < len(all_lines):
+        click.echo(f"note: {len(all_lines) - len(given)} empty lines of {lines} are left out", err=True)
     return given

@@ -145,8 +145,9 @@ def read_pooling(folder: Path) -> Pooling | None:
         modes = [_LATER_MODES.get(str(name), str(name)) for name in names]
     if not modes or not set(modes) <= set(_MODES.values()):
         shown = ", ".join(map(str, names)) or "nothing"
+        hint = "" if names else "; the config.json of the module Pooling is missing, or names no mode"
         raise UnsupportedModelError(
-            f"{folder}: pooling by {shown} is not supported; supported: {', '.join(_MODES.values())}"
+            f"{folder}: pooling by {shown} is not supported; supported: {', '.join(_MODES.values())}{hint}"
         )
     return Pooling(tuple(modes), bool(config.get("include_prompt", True)))
 

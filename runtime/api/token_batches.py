@@ -16,12 +16,14 @@ from ...errors import (
     ModelNotFoundError,
     PackageError,
     PromptTooLongError,
+    ProviderRuntimeError,
     RequestError,
     UnsupportedModelError,
 )
 from ...exporter.encoders.modules import LENGTH_FILE
 from ...exporter.encoders.text_form import TextForm, read_text_form
 from ...options import shown
+from ...providers.ort.ort import one_line, runtime_errors
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
 from ..types.providers import Providers
 from .load_encoder import MODEL_FILES
@@ -82,6 +84,7 @@ class TokenBatches:
     Raises:
         ModelNotFoundError: the folder has no model or no tokenizer.
         UnsupportedModelError: the model has inputs that are not known.
+        PackageError: the folder states a length that is no positive integer.
     """
 
     def __init__(
@@ -220,13 +223,16 @@ class TokenBatches:
             outputs: the outputs to read.
             reduce: computes a result for each text of a batch from the outputs: [tokens, ...], the texts one
                 behind the other, or [texts, ...].
+
+        Raises:
+            ProviderRuntimeError: the model fails, such as on texts beyond its table of positions.
         """
         lengths = [len(tokens.ids) for tokens in encoded]
         results: list[Any] = [None] * len(encoded)
         for places in self.session.batches(lengths):
             texts = [encoded[place] for place in places]
             begins = np.concatenate([[0], np.cumsum([lengths[place] for place in places])])
-            reduced = reduce(self.session.run(outputs, texts), TokenBatch(texts, begins))
+            reduced = reduce(self._computed(outputs, texts), TokenBatch(texts, begins))
             for place, result in zip(places, reduced, strict=True):
                 results[place] = result
         return results
@@ -241,6 +247,17 @@ class TokenBatches:
         wrong = [each for each in ids if type(each) is not int or not 0 <= each < size]
         if wrong:
             raise RequestError(f"token id {wrong[0]!r} is out of range; the vocabulary has {size} tokens")
+
+    def _computed(self, outputs: Sequence[str], texts: Sequence[Tokens]) -> list[Floats]:
+        try:
+            return self.session.run(outputs, texts)
+        except runtime_errors() as error:
+            longest = max(len(text.ids) for text in texts)
+            raise ProviderRuntimeError(
+                f"{self.path} fails on texts of up to {longest} tokens; if its table of positions is "
+                f"shorter than the {self.max_tokens} tokens that are stated ({LENGTH_FILE} or max_tokens), "
+                f"state fewer: {one_line(error)}"
+            ) from error
 
     def _given(self, ids: list[int] | Tokens) -> Tokens:
         if isinstance(ids, Tokens):
@@ -270,9 +287,18 @@ class TokenBatches:
 
 
 def stated_length(folder: Path) -> int | None:
-    """Return the tokens of the longest text that the files of sentence-transformers state."""
+    """Return the tokens of the longest text that the files of sentence-transformers state.
+
+    Raises:
+        PackageError: they state no such number.
+    """
     stated = read_optional_json(folder / LENGTH_FILE).get("max_seq_length")
-    return None if stated is None else int(stated)
+    if stated is not None and (type(stated) is not int or stated < 1):
+        raise PackageError(
+            f"{folder / LENGTH_FILE}: max_seq_length must be an integer of at least 1, not {shown(stated)}; "
+            "remove it, or write the tokens of the longest text"
+        )
+    return stated
 
 
 def _length_of_tokenizer(folder: Path) -> int | None:

@@ -42,6 +42,8 @@ async def embed(
         UnsupportedTaskError: the model has no such vectors.
         CarryallError: see ``EncoderHandler.embed``.
     """
+    if not request.inputs:
+        raise RequestError("inputs is empty; give at least one text, list of token ids or picture")
     if request.pooling not in _POOLINGS:
         raise RequestError(f"pooling has no value {request.pooling}")
     if wrong := [kind for kind in request.kinds if kind not in _KINDS]:

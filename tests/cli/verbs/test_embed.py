@@ -47,6 +47,16 @@ def test_vectors_are_printed_or_written(encoder: Path, tmp_path: Path) -> None:
     assert np.array(rows).shape == (2, 16)
 
 
+def test_lines_end_with_line_feeds_and_empty_ones_are_told(encoder: Path) -> None:
+    arguments = ["embed", str(encoder), "--lines", "-"]
+    result = CliRunner().invoke(command, arguments, input="a\u2028b\r\n\nc\n")
+    assert result.exit_code == 0
+    assert "note: 1 empty lines of - are left out" in result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    expected = carryall.TextEncoder(encoder).embed(["a\u2028b", "c"])
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -213,6 +213,28 @@ def test_one_pass_gives_three_kinds_of_vectors(tmp_path: Path, monkeypatch: pyte
     np.testing.assert_array_equal(kinds["sparse"][0].values, encoder.embed_sparse(TEXTS[:1])[0].values)
 
 
+def test_a_stated_length_is_checked_and_named_where_the_model_fails(tmp_path: Path) -> None:
+    source = write_sentence_model(tmp_path / "source", "cls")
+    (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 1000}))
+    carryall.export(source, tmp_path / "out")
+    with pytest.raises(ProviderRuntimeError, match=r"fails on texts of up to 62 tokens.* the 1000 tokens"):
+        carryall.TextEncoder(tmp_path / "out").embed(["a", "x" * 61])
+    for wrong in (-1, 0, "8", True, 1.5):
+        (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": wrong}))
+        with pytest.raises(PackageError, match="max_seq_length must be an integer of at least 1"):
+            carryall.TextEncoder(source)
+
+
+@pytest.mark.long
+def test_ten_thousand_texts_are_embedded_at_once(tmp_path: Path) -> None:
+    carryall.export(write_sentence_model(tmp_path / "source", "cls"), tmp_path / "out")
+    encoder = carryall.TextEncoder(tmp_path / "out")
+    vectors = encoder.embed([f"{number}" for number in range(10_000)])
+    assert len(vectors) == 10_000
+    places = [0, 77, 9_999]
+    np.testing.assert_allclose(encoder.embed(list(map(str, places))), vectors[places], rtol=0, atol=1e-6)
+
+
 def test_token_ids_are_taken_as_they_are(tmp_path: Path) -> None:
     encoder = exported(tmp_path, "cls")
     ids = Tokenizer(tmp_path / "out").encode(TEXTS[0])

@@ -159,6 +159,8 @@ def test_vectors_of_pictures(tmp_path: Path) -> None:
                 np.testing.assert_allclose(vectors, encoder.embed(["a cat", *asked]), **CLOSE)
                 with pytest.raises(RequestError, match="text 1"):
                     await client.embed(["a cat", {"image": b"no picture"}], model="clip")
+                with pytest.raises(RequestError, match="inputs is empty"):
+                    await client.embed([], model="clip")
                 with pytest.raises(RequestError, match="a picture to embed must be"):
                     await client.embed([{"image": b"", "text": b""}], model="clip")
             refused: list[tuple[dict[str, list[str]], str]] = [
