@@ -84,7 +84,7 @@ def started(
 def stream(address: str, prompt: str, tokens: int, until: float) -> list[float]:
     """Return the times at which the tokens of an answer came, until a time."""
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-            "stream_options": {"include_usage": False}}  # fmt: skip
+            "stream_options": {"include_usage": False}, "return_token_ids": True}  # fmt: skip
     connection = http.client.HTTPConnection(address, timeout=300)
     times = [time.perf_counter()]
     connection.request("POST", "/v1/completions", json.dumps(body))
@@ -92,8 +92,10 @@ def stream(address: str, prompt: str, tokens: int, until: float) -> list[float]:
     if answer.status != http.HTTPStatus.OK:
         raise SystemExit(f"{address} answered {answer.status}: {answer.read()!r}")
     while (line := answer.readline()) and time.perf_counter() < until:
-        if line.startswith(b"data: {"):
-            times.append(time.perf_counter())
+        now = time.perf_counter()
+        # Tokens that end within a character have no text, but an event of their own.
+        if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0].get("token_ids"):
+            times.append(now)
     connection.close()
     return times
 

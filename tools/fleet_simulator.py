@@ -2,12 +2,14 @@
 
     python tools/fleet_simulator.py check result.json         # predict a run of benchmarks/prefill_decode.py
     python tools/fleet_simulator.py plan --costs 11,1.8,5,1.6 --rate 12 --prompt 1000 --services 8
+    python tools/fleet_simulator.py loop --costs 11,1.8,0,1.6 --streams 8 --prompt 256 --answer 64
 
 Discrete events: each service has carryall's own scheduler on a clock that steps advance by what they cost, a
 linear function of decode rows, prompts and prompt tokens. ``check`` fits it to the steps that the benchmark
 measured. ``plan`` takes milliseconds of a step, a row, a prompt and a prompt token, sends requests at random
 times (Poisson) to the service with the fewest, and prints what they see. With ``--prefill N``, so many of the
-services compute prompts for the others.
+services compute prompts for the others. ``loop`` gives one service so many streams, each of which sends its
+next request after its last answer; ``--backlog`` changes how much waiting requests weigh (``_BACKLOG``).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 from carryall.runtime.engine.kv.slots import SlotTable
 from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.sampling.sampler import Sample
+from carryall.runtime.engine.schedule import scheduler
 from carryall.runtime.engine.schedule.scheduler import Scheduler
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -88,7 +91,8 @@ class Service:
     """
 
     def __init__(self, costs: Costs, slots: int, step_tokens: int = 512) -> None:
-        self.costs, self.busy_until, self.tokens = costs, 0.0, 0
+        self.costs, self.tokens = costs, 0
+        self.runs = False  # whether a step is in progress
         self.scheduler = Scheduler(SlotTable(slots), step_tokens, stretch=2.25)
         self.asks: dict[Request, Ask] = {}
         self.restoring: list[tuple[Ask, int]] = []  # chunks that are still to be read, by request
@@ -158,7 +162,6 @@ class Simulation:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
-        self._idle: set[Service] = set()
 
     def at(self, when: float, act: Callable[[float], None]) -> None:
         """Run ``act`` at a time."""
@@ -168,8 +171,8 @@ class Simulation:
     def give(self, service: Service, ask: Ask, stored: int = 0) -> None:
         """Give a service a request, and wake it."""
         service.add(ask, stored)
-        if not service.busy_until > self.now:
-            service.busy_until = self.now
+        if not service.runs:
+            service.runs = True
             self._run(service, self.now)
 
     def run(self, until: float) -> None:
@@ -179,14 +182,14 @@ class Simulation:
             act(self.now)
 
     def _run(self, service: Service, now: float) -> None:
-        if not service.load:
-            service.busy_until = 0.0
+        service.runs = service.load > 0
+        if not service.runs:
             return
         end, ended = service.step(now)
-        service.busy_until = max(end, now + 1e-6)
+        end = max(end, now + 1e-6)
         for ask in ended:
-            self.at(service.busy_until, ask.done)
-        self.at(service.busy_until, lambda end: self._run(service, end))
+            self.at(end, ask.done)
+        self.at(end, lambda end: self._run(service, end))
 
 
 def between(asks: Sequence[Ask], since: float) -> list[float]:
@@ -326,6 +329,34 @@ def plan(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def loop(options: argparse.Namespace) -> dict[str, float]:
+    """Simulate streams that each send their next request after their last answer; return what they see."""
+    simulation, asks, rng = Simulation(), list[Ask](), random.Random(0)
+
+    def length(mean: int) -> int:
+        return rng.randint(max(1, mean // 2), max(1, 3 * mean // 2))
+
+    service = Service(Costs(*(float(each) / 1000 for each in options.costs.split(","))), options.streams)
+
+    def send(now: float) -> None:
+        if now < options.seconds:
+            asks.append(Ask(now, length(options.prompt), length(options.answer), done=send))
+            simulation.give(service, asks[-1])
+
+    for number in range(options.streams):
+        simulation.at(0.01 * number, send)
+    simulation.run(options.seconds)
+    since = 0.1 * options.seconds
+    times = between(asks, since)
+    firsts = sorted(ask.times[0] - ask.arrival for ask in asks if ask.times and ask.arrival > since)
+    return {
+        "tokens_s": sum(time > since for ask in asks for time in ask.times) / (options.seconds - since),
+        "first_token_s_p50": quantile(firsts, 0.5),
+        "first_token_s_p95": quantile(firsts, 0.95),
+        "between_ms_p95": 1000 * quantile(times, 0.95),
+    }
+
+
 def main() -> None:
     """Read the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -343,7 +374,18 @@ def main() -> None:
     planned.add_argument("--step-tokens", type=int, default=2048)
     planned.add_argument("--seconds", type=float, default=120.0)
     planned.add_argument("--seed", type=int, default=0)
+    looped = commands.add_parser("loop")
+    looped.add_argument("--costs", required=True, help="milliseconds: step,row,prompt,token")
+    looped.add_argument("--streams", type=int, required=True)
+    looped.add_argument("--prompt", type=int, default=256, help="mean tokens of a prompt, from a half to 3/2")
+    looped.add_argument("--answer", type=int, default=64, help="the same of an answer")
+    looped.add_argument("--seconds", type=float, default=300.0)
+    looped.add_argument("--backlog", type=float, default=scheduler._BACKLOG)  # noqa: SLF001
     options = parser.parse_args()
+    if options.command == "loop":
+        scheduler._BACKLOG = options.backlog  # noqa: SLF001
+        print(json.dumps({key: round(value, 4) for key, value in loop(options).items()}, indent=1))
+        return
     if options.command == "check":
         raise SystemExit(0 if check(options.result) else 1)
     print(json.dumps({key: round(value, 3) for key, value in plan(options).items()}, indent=1))

@@ -35,7 +35,8 @@ class EngineConfig(Checked):
         prefix_cache_bytes: maximum size of the files in ``prefix_cache_dir``.
         prefix_cache_url: a store that several processes and hosts share, for evicted prefixes:
             ``redis://host:6379/0`` (Valkey) or a folder of fsspec (``s3://bucket/folder``,
-            ``file:///mnt/kv``). They need the same ``CARRYALL_KV_KEY``.
+            ``file:///mnt/kv``). They need the same ``CARRYALL_KV_KEY``. ``serve://4GB`` keeps it in this
+            process, and ``grpc://host:8001`` reads it from such a process.
         prefill_server: a ``serve --role prefill`` of the same model (``http://host:8000``), which computes
             long prompts and hands their KV over through ``prefix_cache_url`` (docs/fleet.md). Its API key is
             ``CARRYALL_PREFILL_KEY``.

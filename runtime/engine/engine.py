@@ -24,6 +24,7 @@ from .kv.event_publisher import EventPublisher, KVEventsConfig
 from .kv.held_blocks import HeldBlocks
 from .kv.slot_operations import SlotOperations
 from .kv.slots import Release, SlotTable, Windows
+from .kv.tiers.chunk_store import ChunkStore
 from .kv.tiers.mover import KVMover, make_tier, own_folder
 from .kv_policies import KVPolicy, PolicyParts, chosen_policy
 from .requests.chunk import Tier, TierPrefix
@@ -138,6 +139,11 @@ class Engine:
     def kv_identity(self) -> str:
         """A hash of the model's content and its layout of KV: engines with equal ones can share KV."""
         return hashlib.sha256(self._mover.identity.encode()).hexdigest()
+
+    @property
+    def chunk_store(self) -> ChunkStore | None:
+        """The store of ``prefix_cache_url``; None without one."""
+        return self._mover.store
 
     def flush_tiers(self, seconds: float) -> bool:
         """Wait until saved KV is where other processes find it; return whether it is. Any thread may call."""

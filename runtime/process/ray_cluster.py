@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import shutil
+import threading
+import time
 import zipfile
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ from ...errors import MissingExtraError, UsageError
 from ...storage.cache import cached_folder
 from ...storage.paths import check_name
 from ...storage.root import cache_root, unusable
+from .stop_signals import sigterm_kept
 
 _COPIED_BYTES = 1 << 20
+_SHUTDOWN_SECONDS = 0.2  # after which it is noticed
 _KIND, _FOLDER, _LOCK = "shipped", "model", "shipped.lock"
 
 LOCAL = "local"
@@ -44,12 +49,37 @@ def connect(address: str) -> Any:
     ray = ray_module()
     if ray.is_initialized():
         return ray
-    options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False}
     try:
-        ray.init(address=address, **(options if address == LOCAL else {"log_to_driver": False}))
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        with sigterm_kept():  # Ray's own handler aborts the process
+            if address == LOCAL:
+                _start_local(ray)
+            else:
+                ray.init(address=address, log_to_driver=False)
+    except Exception as error:  # Ray raises plain ones, too
         raise UsageError(f"there is no Ray cluster at {address}: {error}") from error
     return ray
+
+
+def _start_local(ray: Any) -> None:
+    """Start a cluster on this machine, in a thread that lives as long as it.
+
+    Ray's processes end with the thread that started them (``PR_SET_PDEATHSIG``), and services load models
+    in threads that end.
+    """
+    started: Future[None] = Future()
+
+    def keep() -> None:
+        try:
+            ray.init(address=LOCAL, log_to_driver=False, include_dashboard=False)
+        except BaseException as error:  # noqa: BLE001 -- the caller gets it
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        while ray.is_initialized():
+            time.sleep(_SHUTDOWN_SECONDS)
+
+    threading.Thread(target=keep, name="carryall-ray", daemon=True).start()
+    started.result()
 
 
 def ship(model: str) -> bytes | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_SIGACTION_BYTES = 256  # more than any libc's struct sigaction has
 
 
 @contextlib.contextmanager
@@ -49,3 +53,21 @@ def ending_at_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Put the handler of SIGTERM back that a library replaces; unlike ``signal.signal``, in any thread.
+
+    Where there is no ``sigaction`` (Windows), nothing is done.
+    """
+    sigaction = getattr(ctypes.CDLL(None), "sigaction", None) if os.name == "posix" else None
+    if sigaction is None:
+        yield
+        return
+    handler = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    sigaction(signal.SIGTERM, None, handler)
+    try:
+        yield
+    finally:
+        sigaction(signal.SIGTERM, handler, None)

@@ -12,6 +12,8 @@ from ....errors import UsageError
 from ....proto import (
     kserve_pb2,
     kserve_pb2_grpc,
+    kv_pb2,
+    kv_pb2_grpc,
     service_pb2,
     service_pb2_grpc,
     vllm_engine_pb2,
@@ -24,6 +26,7 @@ from ..core.repository import ModelRepository
 from ..kserve.inference import Inference
 from .callers import CallerInterceptor
 from .calls import Calls
+from .chunks import ChunkServicer
 from .credentials import server_credentials
 from .kserve import InferenceServicer
 from .service import GenerationServicer
@@ -32,7 +35,8 @@ from .vllm import EngineServicer
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 KSERVE = kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 VLLM = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
-SERVICES = (SERVICE, KSERVE, VLLM)
+CHUNKS = kv_pb2.DESCRIPTOR.services_by_name["ChunkService"].full_name
+SERVICES = (SERVICE, KSERVE, VLLM, CHUNKS)
 # Time for endless calls, such as Health.Watch, to end at shutdown.
 CLOSING_SECONDS = 0.2
 # gRPC starts a thread per core (4 to 16) for events, and a few for timers; if it cannot, it tries for ever.
@@ -80,6 +84,9 @@ class GrpcServer:
         )
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(  # type: ignore[no-untyped-call]
             EngineServicer(admission), self._server
+        )
+        kv_pb2_grpc.add_ChunkServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            ChunkServicer(admission), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

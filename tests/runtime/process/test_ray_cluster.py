@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,3 +42,35 @@ def test_local_is_a_cluster_of_its_own_beside_a_running_one(monkeypatch: pytest.
     connect("local")
     connect("auto")
     assert [options["address"] for options in asked] == ["local", "auto"]
+
+
+@pytest.mark.parametrize("address", ["local", "auto"])
+def test_a_cluster_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    def init(**options: Any) -> None:
+        raise Exception("the node timed out")
+
+    fake = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with pytest.raises(UsageError, match=f"there is no Ray cluster at {address}: the node timed out"):
+        connect(address)
+
+
+def test_a_local_cluster_lives_as_long_as_the_thread_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes end with that thread, so it must not be one that loads a model and ends."""
+    threads: list[threading.Thread] = []
+    fake = SimpleNamespace(
+        is_initialized=lambda: bool(threads),
+        init=lambda **options: threads.append(threading.current_thread()),
+    )
+    monkeypatch.setattr("carryall.runtime.process.ray_cluster._SHUTDOWN_SECONDS", 0.01)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    loading = threading.Thread(target=connect, args=("local",))
+    loading.start()
+    loading.join()
+    (started,) = threads
+    assert started is not loading
+    started.join(0.1)
+    assert started.is_alive()
+    threads.clear()  # the cluster is shut down
+    started.join(5)
+    assert not started.is_alive()

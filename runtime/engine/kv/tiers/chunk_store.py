@@ -8,13 +8,20 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .....errors import UsageError
+from .served_store import DIRECT, SERVED, DirectStore, ServedStore
 
 _VALKEY = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
 _SOCKET_SECONDS = 5.0  # then a call of Valkey's client fails
 
 
 class ChunkStore(Protocol):
-    """Contents by name. Any method may raise any exception of its client."""
+    """Contents by name. Any method may raise any exception of its client.
+
+    Attributes:
+        read_only: whether ``put`` does nothing.
+    """
+
+    read_only: bool
 
     def held(self, names: Sequence[str]) -> int:
         """Return how many first names have a content."""
@@ -41,6 +48,8 @@ class ValkeyStore:
     Raises:
         UsageError: the client is not installed, or the URL is invalid.
     """
+
+    read_only = False
 
     def __init__(self, url: str) -> None:
         client = _imported("redis")
@@ -96,6 +105,8 @@ class FileSystemStore:
         UsageError: fsspec, or its part for this file system, is not installed; or the URL is invalid.
     """
 
+    read_only = False
+
     def __init__(self, url: str) -> None:
         fsspec = _imported("fsspec")
         try:
@@ -145,8 +156,13 @@ def open_store(url: str) -> ChunkStore:
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise UsageError(
-            "prefix_cache_url must be a URL: redis://host:6379/0, s3://bucket/folder, file:///mnt/kv"
+            "prefix_cache_url must be a URL: redis://host:6379/0, s3://bucket/folder, file:///mnt/kv, "
+            "serve://4GB, grpc://host:8001"
         )
+    if scheme == SERVED:
+        return ServedStore(url)
+    if scheme in (DIRECT, f"{DIRECT}s"):
+        return DirectStore(url)
     return ValkeyStore(url) if scheme in _VALKEY else FileSystemStore(url)
 
 

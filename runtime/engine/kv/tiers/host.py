@@ -13,22 +13,25 @@ class HostTier:
     Args:
         max_bytes: maximum size of all chunks.
         below: the next tier; None drops chunks that do not fit.
+
+    Attributes:
+        below: as given.
     """
 
     def __init__(self, max_bytes: int, below: Tier | None = None) -> None:
         self._max_bytes = max_bytes
-        self._below = below
+        self.below = below
         self.shared = below is not None and below.shared
         self._chunks: dict[bytes, Parts] = {}  # least recently used first
         self.held_bytes = 0
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._chunks or (self._below is not None and key in self._below)
+        return key in self._chunks or (self.below is not None and key in self.below)
 
     def held(self, keys: Sequence[bytes]) -> int:
         """Return how many first chunks are in this tier or the one below."""
         count = next((i for i, key in enumerate(keys) if key not in self._chunks), len(keys))
-        below = self._below
+        below = self.below
         while count < len(keys) and below is not None and (more := below.held(keys[count:])):
             count += more
             count += next(
@@ -39,12 +42,12 @@ class HostTier:
     def last_held(self, keys: Sequence[bytes]) -> int:
         """See ``Tier``."""
         count = next((i for i in range(len(keys), 0, -1) if keys[i - 1] in self._chunks), 0)
-        return count + (0 if self._below is None else self._below.last_held(keys[count:]))
+        return count + (0 if self.below is None else self.below.last_held(keys[count:]))
 
     def get(self, key: bytes) -> Parts | None:
         """Return a chunk from this tier or the one below, None if neither has it."""
         if key not in self._chunks:
-            return self._below.get(key) if self._below is not None else None
+            return self.below.get(key) if self.below is not None else None
         self._chunks[key] = self._chunks.pop(key)
         return self._chunks[key]
 
@@ -52,8 +55,8 @@ class HostTier:
         """Store a chunk; older ones move to the tier below."""
         if key in self._chunks:
             return
-        if self.shared and self._below is not None:
-            self._below.put(key, parts)
+        if self.shared and self.below is not None:
+            self.below.put(key, parts)
         self._chunks[key] = parts
         self.held_bytes += size_of(parts)
         while self.held_bytes > self._max_bytes:
@@ -61,17 +64,17 @@ class HostTier:
 
     def flush(self, seconds: float) -> bool:
         """See ``Tier``."""
-        return self._below is None or self._below.flush(seconds)
+        return self.below is None or self.below.flush(seconds)
 
     def close(self) -> None:
         """Move all chunks to the tier below, and close it."""
         while self._chunks:
             self._drop(next(iter(self._chunks)), wait=True)
-        if self._below is not None:
-            self._below.close()
+        if self.below is not None:
+            self.below.close()
 
     def _drop(self, key: bytes, *, wait: bool) -> None:
         parts = self._chunks.pop(key)
         self.held_bytes -= size_of(parts)
-        if self._below is not None and key not in self._below:
-            self._below.put(key, parts, wait=wait)
+        if self.below is not None and key not in self.below:
+            self.below.put(key, parts, wait=wait)

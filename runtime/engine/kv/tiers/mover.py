@@ -18,7 +18,7 @@ from .....storage.secret import kv_key
 from ...requests.chunk import CHUNK_TOKENS, Parts, Tier, TierPrefix, state_key
 from ...requests.prompt_costs import PromptCosts
 from ...requests.request import Request
-from .chunk_store import open_store
+from .chunk_store import ChunkStore, open_store
 from .disk import DiskTier
 from .host import HostTier
 from .store import StoreTier
@@ -129,6 +129,12 @@ class KVMover:
 
     def _put(self, tier: Tier, key: bytes, parts: Parts) -> None:
         tier.put(key, [np.array(part) for part in parts], wait=self.patient)
+
+    @property
+    def store(self) -> ChunkStore | None:
+        """The store below the tiers; None if there is none."""
+        tier = self._tier.below if isinstance(self._tier, HostTier) else self._tier
+        return tier.store if isinstance(tier, StoreTier) else None
 
     def flush(self, seconds: float) -> bool:
         """Wait until what was saved is written; return whether it is after so many seconds. Any thread."""

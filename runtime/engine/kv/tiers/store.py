@@ -38,6 +38,7 @@ class StoreTier:
     Attributes:
         given_up: number of chunks that were not written.
         refused: number of chunks that were damaged or forged.
+        store: as given.
     """
 
     shared = True
@@ -51,7 +52,7 @@ class StoreTier:
         max_pending_bytes: int = 2**29,
     ) -> None:
         self.given_up = self.refused = 0
-        self._store = store
+        self.store = store
         self._secret = secret
         self._patience = patience
         self._own = tier
@@ -78,7 +79,7 @@ class StoreTier:
         if not rest:
             return count
         names = [file_name(key, self._secret) for key in rest]
-        more = self._ask(lambda: self._store.held(names), len(rest)) or 0
+        more = self._ask(lambda: self.store.held(names), len(rest)) or 0
         for key in rest[:more]:
             self._remember(key)
         return count + more
@@ -90,7 +91,7 @@ class StoreTier:
         if not rest:
             return count
         names = [file_name(key, self._secret) for key in rest]
-        more = self._ask(lambda: self._store.last_held(names), len(rest)) or 0
+        more = self._ask(lambda: self.store.last_held(names), len(rest)) or 0
         if more:
             self._remember(rest[more - 1])
         return count + more
@@ -103,7 +104,7 @@ class StoreTier:
                 parts = self._pending.get(key)
         if parts is not None:
             return parts
-        content = self._ask(lambda: self._store.get(file_name(key, self._secret)), 1)
+        content = self._ask(lambda: self.store.get(file_name(key, self._secret)), 1)
         if content is None:
             self._known.pop(key, None)
             return None
@@ -119,6 +120,8 @@ class StoreTier:
         """Queue a chunk for writing; it is dropped if too many wait."""
         if self._own is not None:
             self._own.put(key, parts, wait=wait)
+        if self.store.read_only:
+            return
         with self._change:
             size = size_of(parts)
             if self._closed or key in self._pending or self._pending_bytes + size > self._max_pending_bytes:
@@ -146,7 +149,7 @@ class StoreTier:
         self._reads.close()
         self._writer.join(_CLOSE_SECONDS)
         if not self._writer.is_alive():
-            self._store.close()
+            self.store.close()
 
     def _ask(self, call: Callable[[], Result], chunks: int) -> Result | None:
         """Return the result of a call of the store; None if it is paused, fails, or takes too long."""
@@ -189,8 +192,8 @@ class StoreTier:
             return False
         name = file_name(key, self._secret)
         try:
-            if not self._store.held([name]):
-                self._store.put(name, b"".join(encode_chunk(key, parts, self._secret)))
+            if not self.store.held([name]):
+                self.store.put(name, b"".join(encode_chunk(key, parts, self._secret)))
         except Exception as error:  # noqa: BLE001 -- see ``_ask``
             self._failed(error)
             return False

@@ -24,6 +24,8 @@ KEYS = [bytes([i]) * 32 for i in range(4)]
 class MemoryStore:
     """A store in this process, with faults that a test sets."""
 
+    read_only = False
+
     def __init__(self) -> None:
         self.contents: dict[str, bytes] = {}
         self.fault: Callable[[], None] = lambda: None

@@ -150,7 +150,7 @@ class TierMachine(RuleBasedStateMachine):
 
     def flush(self) -> None:
         tier = self.engine._mover._tier
-        below = getattr(tier, "_below", None)
+        below = getattr(tier, "below", None)
         for each in (tier, below):
             if isinstance(each, DiskTier):
                 each.flush()

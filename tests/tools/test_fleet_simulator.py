@@ -1,0 +1,44 @@
+"""The simulated clock: a service runs one step at a time, whatever arrives when one ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+PATH = Path(__file__).resolve().parents[2] / "tools" / "fleet_simulator.py"
+
+
+@pytest.fixture(scope="module")
+def simulator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fleet_simulator", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_request_takes_what_its_steps_cost(simulator: ModuleType) -> None:
+    simulation, service = (
+        simulator.Simulation(),
+        simulator.Service(simulator.Costs(0.01, 0.002, 0.0, 0.001), 2),
+    )
+    ask = simulator.Ask(0.0, 100, 5)
+    simulation.give(service, ask)
+    simulation.run(10.0)
+    assert ask.times == pytest.approx([0.11, 0.122, 0.134, 0.146, 0.158])
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_streams_that_return_at_once_do_not_double_a_service(simulator: ModuleType, streams: int) -> None:
+    """No more tokens a second than all rows of every step allow."""
+    options = SimpleNamespace(costs="10,1,0,0.1", streams=streams, prompt=2, answer=20, seconds=60.0)
+    found = simulator.loop(options)
+    most = streams / (0.010 + 0.001 * streams)
+    assert 0.8 * most < found["tokens_s"] <= 1.01 * most  # a step more or less in the time
+    assert found["between_ms_p95"] == pytest.approx(10 + streams, rel=0.05)
