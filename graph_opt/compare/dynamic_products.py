@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 from ...storage.scratch import scratch_folder
-from ..graph.edit import add_initializer, insert
+from ..graph.edit import insert
 from ..graph.load import load_model
 from ..graph.saving import save_model
 from .report import VerifyReport
@@ -70,7 +69,7 @@ def _write_without_rounding(model: Path, path: Path) -> bool:
 
 
 def _use_floats(node: ir.Node) -> bool:
-    """Let the products of a dynamically quantized input read the input itself, with a scale of 1."""
+    """Let the products of a dynamically quantized input read the input over its scale, without rounding."""
     quantized, scale, zero = node.outputs
     x, graph = node.inputs[0], node.graph
     readers = [use.node for use in quantized.uses()]
@@ -81,6 +80,7 @@ def _use_floats(node: ir.Node) -> bool:
     if x is None or not fits or graph is None or {use.node for use in zero.uses()} - set(readers):
         return False
     for reader in readers:
+        levels = insert(reader, "Div", [x, scale]).outputs[0]
         weights = insert(reader, "Cast", [reader.inputs[1]], {"to": int(ir.DataType.FLOAT)}).outputs[0]
         shift = reader.inputs[_OTHER_ZERO] if len(reader.inputs) > _OTHER_ZERO else None
         if shift is not None:
@@ -88,9 +88,7 @@ def _use_floats(node: ir.Node) -> bool:
             weights = insert(reader, "Sub", [weights, shift]).outputs[0]
         reader.op_type = _PRODUCTS[reader.op_type]
         reader.resize_inputs(2)
-        reader.replace_input_with(0, x)
+        reader.replace_input_with(0, levels)
         reader.replace_input_with(1, weights)
         reader.outputs[0].dtype = ir.DataType.FLOAT
-    owner = graph.graph if isinstance(graph, ir.Function) else graph
-    scale.replace_all_uses_with(add_initializer(owner, "scale_of_floats", np.array(1, np.float32)))
     return True

@@ -20,13 +20,17 @@ MOVED = 1 + 3e-6 * np.random.default_rng(3).standard_normal(SIZE)
 
 
 def dynamic_net(
-    gain: float | Array = 1.0, weight: Callable[[Array], Array] = lambda array: array
+    gain: float | Array = 1.0,
+    weight: Callable[[Array], Array] = lambda array: array,
+    *,
+    stale: bool = False,
 ) -> ir.Model:
     """Return layers of dynamically quantized products, whose roundings later layers amplify.
 
     Args:
         gain: factor of each layer's input.
         weight: changes the integers of the first layer.
+        stale: whether the last layer multiplies by the scale of the one before.
     """
     rng = np.random.default_rng(0)
     x = ir.val("x", ir.DataType.FLOAT, ["rows", SIZE])
@@ -44,7 +48,7 @@ def dynamic_net(
             value.name = f"{kind}{len(nodes)}_{index}"
         return list(nodes[-1].outputs)
 
-    y, factor = x, const(np.array(gain, np.float32))
+    y, factor, before = x, const(np.array(gain, np.float32)), x
     for layer in range(LAYERS):
         (y,) = op("Mul", y, factor)
         integers = rng.integers(-60, 60, (SIZE, SIZE)).astype(np.int8)
@@ -52,7 +56,8 @@ def dynamic_net(
         integers = weight(integers) if layer == 0 else integers
         (total,) = op("MatMulInteger", small, const(integers), zero, const(np.array(1, np.int8)))
         (floats,) = op("Cast", total, to=int(ir.DataType.FLOAT))
-        (both,) = op("Mul", scale, const(np.array(0.006, np.float32)))
+        used, before = (before if stale and layer == LAYERS - 1 else scale), scale
+        (both,) = op("Mul", used, const(np.array(0.006, np.float32)))
         (y,) = op("Mul", floats, both)
         (y,) = op("Sin", y)
     y.name, y.dtype, y.shape = "y", ir.DataType.FLOAT, ir.Shape(["rows", SIZE])
@@ -81,8 +86,9 @@ def one_more(weights: Array) -> Array:
         dynamic_net(1.01),
         dynamic_net(weight=one_more),
         dynamic_net(weight=lambda weights: np.ascontiguousarray(weights[::-1])),
+        dynamic_net(stale=True),
     ],
-    ids=["gain", "weight", "rows"],
+    ids=["gain", "weight", "rows", "scale"],
 )
 def test_a_wrong_rewrite_fails_without_rounding_too(wrong: ir.Model) -> None:
     report = verify(dynamic_net(), wrong)

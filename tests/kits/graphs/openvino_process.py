@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,8 +33,8 @@ class OpenVinoProcess:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._pool.shutdown()
 
-    def results(self, model: bytes, feed: Feed) -> Arrays | None:
-        """Return the results of a graph; None if OpenVINO refuses it, or ends."""
+    def results(self, model: bytes | Path, feed: Feed) -> Arrays | None:
+        """Return the results of a graph, or of a file; None if OpenVINO refuses it, or ends."""
         try:
             return self._pool.submit(_results, model, feed).result()
         except BrokenProcessPool:
@@ -47,7 +48,7 @@ def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-def _results(model: bytes, feed: Feed) -> Arrays | None:
+def _results(model: bytes | Path, feed: Feed) -> Arrays | None:
     import openvino as ov
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+LONG = {"prompt": "def f(x):\n    return x + 1\n" * 20, "max_tokens": 12, "temperature": 0}
 ASK = {"prompt": "def f(x):", "max_tokens": 8, "temperature": 0}
 
 
@@ -24,11 +26,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def service(folder: Path, http: int, grpc: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A service of the embedded model on these ports, killed at the end."""
+def service(folder: Path, http: int, grpc: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A service of the embedded model on these ports, killed at the end; its cache is in the folder."""
     command = [sys.executable, "-m", "carryall", "serve", "demo", "--json"]
-    command += ["--http-port", str(http), "--grpc-port", str(grpc)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=folder) as process:
+    command += ["--http-port", str(http), "--grpc-port", str(grpc), *options]
+    environment = {**os.environ, "CARRYALL_CACHE": str(folder / "cache")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=folder, env=environment) as process:
         try:
             assert process.stdout is not None
             ready = json.loads(process.stdout.readline())
@@ -54,3 +57,40 @@ def test_a_killed_service_starts_again_on_its_ports(tmp_path: Path) -> None:
                     with pytest.raises(httpx2.TransportError):  # told at once, not after a timeout
                         list(pieces)
     assert texts[0] == texts[1] != ""
+
+
+def held_files(folder: Path, client: httpx2.Client) -> list[Path]:
+    """The files of KV on the disk, once other prompts have moved some there."""
+    for number in range(60):
+        client.post("/completions", json={**LONG, "prompt": f"# {number}\n{LONG['prompt']}"})
+        found = [path for path in (folder / "cache" / "prefixes").rglob("*") if path.is_file()]
+        if len(found) > 8:
+            return found
+    raise AssertionError("no KV was written")
+
+
+@pytest.mark.slow
+def test_kv_on_the_disk_survives_a_kill_in_mid_stream_and_damaged_files_change_no_answer(
+    tmp_path: Path,
+) -> None:
+    http, grpc = free_port(), free_port()
+    endless = {**LONG, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    texts, cached = [], []
+    with httpx2.Client(base_url=f"http://127.0.0.1:{http}/v1", timeout=120) as client:
+        for damage in (False, True, False):
+            with service(tmp_path, http, grpc, "--kv-bytes", "8MB") as process:
+                answer = client.post("/completions", json=LONG).json()
+                texts.append(answer["choices"][0]["text"])
+                cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+                files = held_files(tmp_path, client)
+                with client.stream("POST", "/completions", json=endless) as stream:
+                    next(stream.iter_raw())
+                    process.send_signal(signal.SIGKILL)
+                process.wait()
+            for path in files if damage else []:
+                content = bytearray(path.read_bytes())
+                content[len(content) // 2 :] = b"\0" * 9  # cut, as by a power failure
+                path.write_bytes(content)
+    assert texts[0] == texts[1] == texts[2] != ""
+    assert cached[0] == 0
+    assert cached[1] > answer["usage"]["prompt_tokens"] // 2
