@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from graph_asserts import graph
@@ -38,10 +37,11 @@ def test_nodes_that_are_alike_are_inferred_once_and_others_are_not_taken_for_the
 
 def test_what_is_true_of_large_sizes_only_is_no_fact() -> None:
     """The graph runs with a N of 2 and more, so that not all axes can be 1; C still can."""
-    text = """g (float[N, C] x) => (float[A, B] z) {
-        s = Shape (x) least = Min (s, two) zeros = ConstantOfShape (least)
-        z = Concat <axis = 1> (zeros, row) }"""
-    model = graph(text, two=np.array([2], np.int64), row=np.zeros((2, 0), np.float32))
+    model = graph(
+        """g (float[N, C] x, float[2, 0] row) => (float[A, B] z) {
+            s = Shape (x) two = Constant <value_ints = [2]> () least = Min (s, two)
+            zeros = ConstantOfShape (least) z = Concat <axis = 1> (zeros, row) }"""
+    )
     facts = ShapeFacts(model.graph, decoder=False)
     least = next(value for node in model.graph for value in node.outputs if value.name == "least")
     assert facts.content(least) is None
