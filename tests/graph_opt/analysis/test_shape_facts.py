@@ -33,16 +33,3 @@ def test_nodes_that_are_alike_are_inferred_once_and_others_are_not_taken_for_the
     assert columns == {"a": {3}, "b": {3}, "c": {2}, "d": {2}, "e": {3}, "f": {3}, "y": {3}}
     assert len(seen) == len(set(seen))
     assert len(seen) >= 2
-
-
-def test_what_is_true_of_large_sizes_only_is_no_fact() -> None:
-    """The graph runs with a N of 2 and more, so that not all axes can be 1; C still can."""
-    model = graph(
-        """g (float[N, C] x, float[2, 0] row) => (float[A, B] z) {
-            s = Shape (x) two = Constant <value_ints = [2]> () least = Min (s, two)
-            zeros = ConstantOfShape (least) z = Concat <axis = 1> (zeros, row) }"""
-    )
-    facts = ShapeFacts(model.graph, decoder=False)
-    least = next(value for node in model.graph for value in node.outputs if value.name == "least")
-    assert facts.content(least) is None
-    assert {tuple(content.tolist()) for content in facts.contents(least) or ()} == {(2, 1), (2, 2)}
