@@ -154,8 +154,9 @@ class PipelineRunner(SplitRunner):
             self._filled.discard(slot)
 
     def trim(self, slot: int, length: int) -> None:
-        with self._watched(slot):
-            super().trim(slot, length)
+        if slot in self._filled:
+            with self._watched():
+                super().trim(slot, length)
 
     def evict_kv(self, slot: int, length: int, eviction: KVEviction) -> None:
         with self._watched(slot):
