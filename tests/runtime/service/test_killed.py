@@ -1,9 +1,10 @@
-"""A service that is killed starts again on its ports and answers as before."""
+"""A service that is killed, or whose disk is full, answers as before."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,3 +95,37 @@ def test_kv_on_the_disk_survives_a_kill_in_mid_stream_and_damaged_files_change_n
     assert texts[0] == texts[1] == texts[2] != ""
     assert cached[0] == 0
     assert cached[1] > answer["usage"]["prompt_tokens"] // 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, in which a few chunks of KV have room."""
+    folder, mount = tmp_path / "disk", shutil.which("mount")
+    folder.mkdir()
+    command = [str(mount), "-t", "tmpfs", "-o", "size=1m", "carryall-test", str(folder)]
+    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root mounts a small file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_kv_changes_no_answer(small_disk: Path, tmp_path: Path) -> None:
+    http, grpc = free_port(), free_port()
+    options = ("--kv-bytes", "8MB", "--prefix-cache-dir", str(small_disk))
+    prompts = [f"# {number}\n{LONG['prompt']}" for number in range(12)]
+    with (
+        httpx2.Client(base_url=f"http://127.0.0.1:{http}/v1", timeout=120) as client,
+        service(tmp_path, http, grpc, *options) as process,
+    ):
+        rounds = [
+            [client.post("/completions", json={**LONG, "prompt": prompt}) for prompt in prompts]
+            for _ in range(2)
+        ]
+        assert process.poll() is None
+        used = shutil.disk_usage(small_disk)
+    first, second = ([answer.json()["choices"][0]["text"] for answer in part] for part in rounds)
+    assert first == second
+    assert used.free < used.total // 2

@@ -47,6 +47,7 @@ class DiskTier:
         self._secret = secret
         folder.mkdir(parents=True, exist_ok=True)
         self.given_up = 0
+        self._is_told = False  # that files cannot be written, since one could
         self.disabled = ""
         self._folder = folder
         self._max_bytes = max_bytes
@@ -167,11 +168,14 @@ class DiskTier:
         try:
             path.parent.mkdir(exist_ok=True)
             self._held_bytes += write_chunk(path, key, parts, self._secret)
+            self._is_told = False
             if self._held_bytes > self._max_bytes:
                 self._shrink()
         except OSError as error:
             self.given_up += 1
-            _log.warning("the prefix cache file %s cannot be written: %s", path, error)
+            if not self._is_told:  # a full disk refuses every chunk
+                _log.warning("the prefix cache file %s cannot be written: %s", path, error)
+            self._is_told = True
 
     def _shrink(self) -> None:
         """Delete the least recently used files, of any process, until the folder is below its budget."""

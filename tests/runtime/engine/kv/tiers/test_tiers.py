@@ -149,6 +149,19 @@ def test_chunks_that_cannot_be_written_are_dropped(tmp_path: Path, caplog: pytes
     assert tier.given_up == 3
 
 
+def test_a_disk_that_refuses_every_chunk_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = DiskTier(tmp_path, 10**6, SECRET)
+    for number, blocked in ((1, True), (2, True), (3, False), (4, True)):
+        if blocked:
+            tier.path(key(number)).parent.write_text("no folder")
+        tier.put(key(number), chunk(number))
+        tier.flush()
+    assert caplog.text.count("cannot be written") == 2
+    tier.close()
+
+
 @pytest.mark.parametrize("error", [ValueError, MemoryError, RecursionError, struct.error])
 def test_requests_continue_when_the_writer_thread_ends(
     error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
