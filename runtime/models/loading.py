@@ -28,7 +28,6 @@ from .generation_defaults import GenerationDefaults
 from .loaded import LoadedModel as LoadedModel
 from .lowering import image_inputs, is_lowered, lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
-from .pipeline import check_stages, pipeline_runner
 from .sharded import check_ranks, sharded_runner
 from .speculative import make_proposer
 from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
@@ -137,6 +136,8 @@ def load_model(
     check_available(name)
     check_ranks(asked.tensor_parallel, name)
     if asked.pipeline is not None:
+        from .pipeline import check_stages  # its imports take 20 ms
+
         check_stages(name)
     if progress is not None and not callable(progress):
         raise UsageError(f"progress must be a function, not {shown(progress)}")
@@ -339,6 +340,8 @@ def _open(
         runner, graphs = sharded_runner(source, target, config, count, progress, numa=asked.numa == "auto")
         return runner, f"{source.content_key} {provider} tensor_parallel {count}", graphs
     if asked.pipeline is not None:
+        from .pipeline import pipeline_runner
+
         stages = asked.pipeline_stages or 2
         runner, graphs = pipeline_runner(source, target, config, asked.pipeline, stages, progress)
         return runner, f"{source.content_key} {provider} pipeline {stages}", graphs
