@@ -50,7 +50,21 @@ def desk(script: ModuleType, fonts: Path) -> Any:
 @pytest.fixture(scope="module")
 def trained(script: ModuleType, fonts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("reader") / "tiny"
-    script.main(["--out", str(out), "--fonts", str(fonts), "--max-steps", "2", "--tower-part", "0", *TINY])
+    script.main(
+        [
+            "--out",
+            str(out),
+            "--fonts",
+            str(fonts),
+            "--max-steps",
+            "2",
+            "--tower-part",
+            "0",
+            "--alone",
+            "0",
+            *TINY,
+        ]
+    )
     return out
 
 
