@@ -46,12 +46,15 @@ def handlers_of_signals() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def seeds_of_sampling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def seeds_of_sampling(request: pytest.FixtureRequest) -> Iterator[None]:
     """Draw the seeds of requests that name none from the name of the test.
 
-    A statement about sampled text (a watermark is found, two answers differ) then fails always or never.
+    A statement about sampled text (a watermark is found, two answers differ) then fails always or never. The
+    fixture ``monkeypatch`` is not used, since that would undo the patches of tests behind their own fixtures.
     """
-    monkeypatch.setattr("secrets.randbits", Random(request.node.nodeid).getrandbits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.randbits", Random(request.node.nodeid).getrandbits)
+        yield
 
 
 @pytest.fixture

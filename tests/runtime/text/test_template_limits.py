@@ -248,6 +248,7 @@ def test_a_long_conversation_renders() -> None:
 )
 def test_variables_whose_names_are_taken_are_refused_by_name(name: str) -> None:
     import asyncio
+    from types import SimpleNamespace
 
     from null_llm import null_llm
 
@@ -258,7 +259,7 @@ def test_variables_whose_names_are_taken_are_refused_by_name(name: str) -> None:
     async def test() -> None:
         async with null_llm() as llm:
             handler = LLMHandler()
-            info: Any = None
+            info: Any = SimpleNamespace(reads_images=False)
             handler.ready(ServedModel(llm, info))
             body = {"messages": MESSAGES, "max_tokens": 2, "chat_template_kwargs": {name: "{{ 1 }}"}}
             with pytest.raises(RequestError, match=f"'{name}' cannot be a chat template variable"):
