@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import psutil
@@ -17,6 +18,7 @@ from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.providers.base import Row
 from carryall.providers.native.library import find_library
 from carryall.providers.numa import NumaNode
+from carryall.providers.runners.runner_process import RunnerProcess
 from carryall.providers.runners.sharded_runner import ShardedRunner
 from carryall.runtime.models import sharded
 from carryall.runtime.models.loading import load_model
@@ -68,11 +70,17 @@ def test_a_request_that_ends_a_rank_each_time_fails_alone(monkeypatch: pytest.Mo
     assert isinstance(runner, ShardedRunner)
     forward, deadly, ended = runner.forward, 77, 0
 
+    def fatal_begin(rank: RunnerProcess, *message: Any) -> None:
+        # Killed before the step, the rank would be started again and the step would succeed.
+        os.kill(rank.pid, signal.SIGSTOP)
+        RunnerProcess.begin(rank, *message)
+        os.kill(rank.pid, signal.SIGKILL)
+
     def fatal(rows: Sequence[Row]) -> Any:
         nonlocal ended
         if any(deadly in row.tokens for row in rows):
             runner.read_kv(0, 0, 0)  # starts the ranks that have ended
-            os.kill(runner.ranks[0].pid, signal.SIGKILL)
+            monkeypatch.setattr(runner.ranks[0], "begin", partial(fatal_begin, runner.ranks[0]))
             ended += 1
         return forward(rows)
 
