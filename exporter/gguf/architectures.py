@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -552,6 +553,19 @@ def _mistral3(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     return {"rope_parameters": rope, "rope_scaling": None}
 
 
+_QWEN3_5_MOE = Architecture(
+    model_type="qwen3_5_moe_text",
+    inner={**_QWEN3_5, **_QWEN_SHARED},
+    parameters={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+    views={"linear_attn.A_log": lambda rates: np.log(-rates)},
+    shapes={"linear_attn.conv1d.weight": in_channels, **_QWEN_SHARED_SHAPES},
+    norm_offset=1.0,
+    plain_norms=("linear_attn.norm.weight",),
+    experts="mlp.experts",
+    keys={**_QWEN3_5_KEYS, **_QWEN_SHARED_KEYS},
+    adapt=_qwen3_5,
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         model_type="llama",
@@ -607,32 +621,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         keys=_QWEN3_5_KEYS,
         adapt=_qwen3_5,
     ),
-    "qwen35moe": Architecture(
-        model_type="qwen3_5_moe_text",
-        inner={**_QWEN3_5, **_QWEN_SHARED},
-        parameters={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
-        views={"linear_attn.A_log": lambda rates: np.log(-rates)},
-        shapes={"linear_attn.conv1d.weight": in_channels, **_QWEN_SHARED_SHAPES},
-        norm_offset=1.0,
-        plain_norms=("linear_attn.norm.weight",),
-        experts="mlp.experts",
-        keys={**_QWEN3_5_KEYS, **_QWEN_SHARED_KEYS},
-        adapt=_qwen3_5,
-    ),
+    "qwen35moe": _QWEN3_5_MOE,
     # The projections are those of Qwen 3.5, but for one of two parts.
-    "qwen3next": Architecture(
-        model_type="qwen3_5_moe_text",
-        inner={**_QWEN3_5, **_QWEN_SHARED},
-        parameters={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
-        views={"linear_attn.A_log": lambda rates: np.log(-rates)},
-        shapes={"linear_attn.conv1d.weight": in_channels, **_QWEN_SHARED_SHAPES},
-        norm_offset=1.0,
-        plain_norms=("linear_attn.norm.weight",),
-        experts="mlp.experts",
-        rows={"ssm_ba.weight": _heads_per_group},
-        keys={**_QWEN3_5_KEYS, **_QWEN_SHARED_KEYS},
-        adapt=_hybrid,
-    ),
+    "qwen3next": replace(_QWEN3_5_MOE, rows={"ssm_ba.weight": _heads_per_group}, adapt=_hybrid),
     "lfm2": Architecture(
         model_type="lfm2",
         inner=_LFM2,
