@@ -33,7 +33,7 @@ _LEAST_TOKENS = 32
 Logits = npt.NDArray[np.float32]
 
 
-class Stage(RemoteRunner):
+class PipelineStage(RemoteRunner):
     """A runner of some layers that is given rows before it has computed others; it computes all in order."""
 
     @abc.abstractmethod
@@ -114,14 +114,14 @@ class PipelineRunner(SplitRunner):
         batches: as given; it may be changed between steps.
     """
 
-    def __init__(self, stages: Sequence[Stage], batches: int) -> None:
+    def __init__(self, stages: Sequence[PipelineStage], batches: int) -> None:
         super().__init__(stages)
         self.stages = list(stages)
         self.info = dataclasses.replace(self.info, steps_ahead=1, step_tokens=self.info.step_tokens * batches)
         self.batches = batches
         self._flights: list[_Flight] = []
         self._filled = FilledSlots("a stage")
-        self._ended = list[Stage]()
+        self._ended = list[PipelineStage]()
         self._stale = set[int]()  # slots in which other stages than those hold KV
 
     def forward(self, rows: Sequence[Row]) -> list[Logits]:

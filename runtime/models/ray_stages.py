@@ -20,7 +20,7 @@ from ...exporter.package import MODEL_FILE
 from ...providers import get_provider
 from ...providers.base import Row, Runner, RunnerConfig, RunnerInfo
 from ...providers.host.machine import usable_cores
-from ...providers.runners.pipeline_runner import Stage
+from ...providers.runners.pipeline_runner import PipelineStage
 from ...providers.runners.runner_process import software
 from ...storage.cache import intact_folder
 from ..process.ray_cluster import ship, unpacked
@@ -127,7 +127,7 @@ class StagePlace:
         return sum(node == nodes.get(self.number) for node in nodes.values()) or 1
 
 
-class RayStage(Stage):
+class RayStage(PipelineStage):
     """A stage in an actor; call ``load`` before anything else.
 
     Calls of an actor are carried out in order. States go from actor to actor, without this process if they
@@ -181,13 +181,13 @@ class RayStage(Stage):
         self._loading = None
 
     def begin(self, rows: Sequence[Row], states: Any) -> Any:
-        """See ``Stage``; what is begun is a reference of states."""
+        """See ``PipelineStage``; what is begun is a reference of states."""
         result, facts = self.actor.compute.options(num_returns=2).remote(list(rows), states)
         self._awaited.append(facts)
         return result
 
     def end(self, begun: Any) -> States:
-        """See ``Stage``."""
+        """See ``PipelineStage``."""
         states: States = self._get(begun, PATIENCE)
         return states
 
@@ -200,7 +200,7 @@ class RayStage(Stage):
         return True
 
     def restart(self) -> None:
-        """Start another actor in the place of the stage; see ``Stage``."""
+        """Start another actor in the place of the stage; see ``PipelineStage``."""
         self._earlier_seconds, self._facts = self.busy_seconds, (0, 0.0)
         self._awaited.clear()
         self._ray.kill(self.actor)

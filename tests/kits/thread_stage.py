@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import Row, Runner
-from carryall.providers.runners.pipeline_runner import Stage
+from carryall.providers.runners.pipeline_runner import PipelineStage
 
 States = list[npt.NDArray[np.float32]]
 
 
-class ThreadStage(Stage):
+class ThreadStage(PipelineStage):
     """A runner that computes in a thread, in order.
 
     Args:
