@@ -11,39 +11,74 @@ namespace carryall {
 namespace {
 
 // Rows from which AMX is faster than VNNI, with weights in memory, on a Xeon (family 6, model 167), one thread.
-int64_t first_rows(const Weights& w) { return w.bits == 8 ? 16 : w.group == 0 && unit_of(w) > 0 ? 8 : 12; }
+int64_t first_rows(const Weights& w) {
+  if (w.halves()) return w.coded() ? 12 : 16;
+  return w.bits == 8 ? 16 : w.group == 0 && unit_of(w) > 0 ? 8 : 12;
+}
+
+// Whether AMX is faster. A strip of 16 rows takes as long with fewer, so a quarter of GGUF's rows may be missing: AMX gains less
+// there than with the other weights.
+bool suits(const Weights& w, int64_t count) {
+  return count >= first_rows(w) && (!w.halves() || 3 * parts(count, kGroup) * kGroup <= 4 * count);
+}
 
 // Unpacks the weights of a panel. The last step is filled up with zeros to whole lines of inputs, because the values behind
 // those of a row are anything.
-void unpack_panel(const Panel& p, int8_t* bytes) {
+void unpack_panel(const Panel& p, int8_t* bytes, uint8_t* factors) {
   const Weights& w = *p.weights;
   const int64_t first = p.first * p.step / w.block, last = first + p.inputs / w.block, filled = p.inputs * kColumns;
-  for (int64_t t = 0; t < p.tiles; t++, bytes += p.tile_bytes) {
-    unpack<Avx512>(w, p.data + t * w.tile_bytes(), first, last, 0, reinterpret_cast<uint8_t*>(bytes));
-    memset(bytes + filled, 0, static_cast<size_t>(p.tile_bytes - filled));
+  for (int64_t t = 0; t < p.tiles; t++, bytes += p.tile_bytes, factors += p.factor_tile) {
+    const uint8_t* tile = p.data + t * w.tile_bytes();
+    if (w.halves()) {
+      unpack_stored(w, tile, p.first, p.last, bytes, factors);
+    } else {
+      unpack<Avx512>(w, tile, first, last, 0, reinterpret_cast<uint8_t*>(bytes));
+      memset(bytes + filled, 0, static_cast<size_t>(p.tile_bytes - filled));
+    }
   }
   written(bytes);
 }
 
+// Steps of the inputs: their size, and the bytes of their weights and of what their products are scaled by.
+struct Steps {
+  int64_t inputs, bytes, factor_bytes;
+  explicit Steps(const Weights& w) {
+    if (w.halves()) {
+      const StoredForm form(w);
+      inputs = form.step, bytes = form.step_bytes, factor_bytes = form.factor_bytes;
+    } else {
+      const int64_t unit = unit_of(w);
+      inputs = unit > 0 ? unit : w.block, bytes = inputs * kColumns, factor_bytes = w.group > 0 ? kLine : w.block_bytes();
+    }
+  }
+};
+
 void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                   int64_t first_tile, int64_t last_tile, Outputs y) {
-  const int64_t count = last_row - first_row, unit = unit_of(w);
-  if (w.halves() || count < first_rows(w)) return kAvx512Vnni.multiply(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+  const int64_t count = last_row - first_row;
+  if (!suits(w, count)) return kAvx512Vnni.multiply(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
   alignas(64) int8_t bytes[kUnpacked + kMostBlock * kColumns];
-  const int64_t step = unit > 0 ? unit : w.block, steps = parts(rows.width, step), tile_size = w.tile_bytes();
+  alignas(64) uint8_t unpacked_factors[kUnpackedFactors];
+  const Steps size(w);
+  const int64_t steps = parts(rows.width, size.inputs), tile_size = w.tile_bytes();
   const int64_t room = count > kFewStrips * kGroup ? kUnpacked : kUnpackedForFew;
-  const int64_t chunk = smaller(room / (step * kColumns), steps), most = larger(1, room / (chunk * step * kColumns));
-  configure(kGroup, smaller(step, kLine));
+  const int64_t chunk = smaller(room / size.bytes, steps), most = larger(1, room / (chunk * size.bytes));
+  configure(kGroup, smaller(w.halves() && w.bits != 6 ? w.block : size.inputs, kLine));
   for (int64_t tile = first_tile; tile < last_tile; tile += most) {
     const int64_t tiles = smaller(most, last_tile - tile), column = tile * kColumns, after = tile + tiles;
+    const uint8_t* data = w.data + tile * tile_size;
     Ahead ahead(w.data + after * tile_size, smaller(tiles, w.tiles() - after) * tile_size,
                 parts(count, kGroup) * tiles * steps);
     for (int64_t first = 0; first < steps; first += chunk) {
-      const int64_t last = smaller(first + chunk, steps), inputs = smaller(last * step, rows.width) - first * step;
-      const int64_t tile_bytes = (step < kLine ? inputs : parts(inputs, kLine) * kLine) * kColumns;
-      const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, w.data + tile * tile_size, bytes, {y.at(0, column), y.step},
-                        first_row, last_row, tiles, first, last, w.outputs - column, step, inputs, tile_bytes, &ahead};
-      unpack_panel(panel, bytes);
+      const int64_t last = smaller(first + chunk, steps), inputs = smaller(last * size.inputs, rows.width) - first * size.inputs;
+      const int64_t whole = size.inputs < kLine ? inputs : parts(inputs, kLine) * kLine;
+      const int64_t tile_bytes = w.halves() ? (last - first) * size.bytes : whole * kColumns;
+      const uint8_t* stored = data + first * size.factor_bytes + (w.group > 0 ? w.group_scales() : w.value_bytes());
+      const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, data, bytes,
+                        w.halves() ? unpacked_factors : stored, size.factor_bytes, w.halves() ? (last - first) * size.factor_bytes : tile_size,
+                        {y.at(0, column), y.step}, first_row, last_row, tiles, first, last, w.outputs - column,
+                        size.inputs, inputs, size.bytes, tile_bytes, &ahead};
+      unpack_panel(panel, bytes, unpacked_factors);
       multiply_panel(panel);
     }
   }

@@ -1,7 +1,10 @@
 // Products on AMX, step by step: of 16 rows by a tile at a time, whose products with a step of inputs leave the registers to be
 // scaled and added while those of the next steps are computed.
 #pragma once
+#include <type_traits>
+
 #include "amx_panel.h"
+#include "amx_stored.h"
 
 namespace carryall {
 namespace {
@@ -9,7 +12,87 @@ namespace {
 // Steps whose products are computed before the first of them are added, of many rows: a load waits until what `tilestored` has
 // written is in the cache, since it is not forwarded. For few rows one takes less time.
 constexpr int kEarlyOfMany = 3, kEarlyOfFew = 1;
-constexpr int64_t kMostSteps = kUnpacked / (16 * kColumns);  // of a panel
+constexpr int64_t kProducts = kGroup * kColumns;  // of a tile register
+constexpr int64_t kRowStep = kUnpacked / (16 * kColumns) + 16;  // at least the blocks of a panel; no power of two
+
+// How the `kTiles` products [16, 16] of a step come about, in kPhases phases. `values` are those of 16 rows, `bytes` the step's
+// weights.
+struct OneLine {  // of at most 64 inputs
+  static constexpr int kTiles = 1, kPhases = 1;
+  template <int kPhase>
+  CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t, int32_t* products) {
+    if constexpr (kPhase == 0) {
+      _tile_zero(0);
+      _tile_loadd(4, values, width);
+      _tile_loadd(6, bytes, kLine);
+      _tile_dpbssd(0, 4, 6);
+      _tile_stored(0, products, kLine);
+    }
+  }
+};
+
+struct Lines {  // at most kPhases lines
+  static constexpr int kTiles = 1, kPhases = 1;
+  template <int kPhase>
+  CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t inputs, int32_t* products) {
+    _tile_zero(0);
+    for (int64_t k = 0; k < inputs; k += kLine) {
+      _tile_loadd(4, values + k, width);
+      _tile_loadd(6, bytes + k * kColumns, kLine);
+      _tile_dpbssd(0, 4, 6);
+    }
+    _tile_stored(0, products, kLine);
+  }
+};
+
+struct TwoBlocks {  // of 32 inputs, which have scales of their own
+  static constexpr int kTiles = 2, kPhases = 4;
+  template <int kPhase>
+  CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t, int32_t* products) {
+    if constexpr (kPhase == 0) {
+      _tile_zero(0);
+      _tile_loadd(4, values, width);
+      _tile_loadd(6, bytes, kLine);
+    }
+    if constexpr (kPhase == 1) {
+      _tile_dpbssd(0, 4, 6);
+      _tile_zero(1);
+      _tile_loadd(5, values + kUnit, width);
+      _tile_loadd(7, bytes + kUnit * kColumns, kLine);
+    }
+    if constexpr (kPhase == 2) {
+      _tile_dpbssd(1, 5, 7);
+      _tile_stored(0, products, kLine);
+    }
+    if constexpr (kPhase == 3) _tile_stored(1, products + kProducts, kLine);
+  }
+};
+
+struct ThreeDigits {  // of weights of a group (amx_stored.h)
+  static constexpr int kTiles = 3, kPhases = 4;
+  template <int kPhase>
+  CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t, int32_t* products) {
+    if constexpr (kPhase == 0) {
+      _tile_zero(0);
+      _tile_loadd(4, values, width);
+      _tile_loadd(5, bytes, kLine);
+      _tile_dpbssd(0, 4, 5);
+    }
+    if constexpr (kPhase == 1) {
+      _tile_zero(1);
+      _tile_loadd(6, bytes + kGroupBytes, kLine);
+      _tile_dpbssd(1, 4, 6);
+      _tile_stored(0, products, kLine);
+    }
+    if constexpr (kPhase == 2) {
+      _tile_zero(2);
+      _tile_loadd(7, bytes + 2 * kGroupBytes, kLine);
+      _tile_dpbssd(2, 4, 7);
+      _tile_stored(1, products + kProducts, kLine);
+    }
+    if constexpr (kPhase == 3) _tile_stored(2, products + 2 * kProducts, kLine);
+  }
+};
 
 // The operands of steps one after another: of a tile, of all tiles, of all strips of 16 rows.
 class Operands {
@@ -20,24 +103,22 @@ class Operands {
     begin_tile();
   }
 
-  // Computes products [16, 16] of the next step, if there is one. kOne: a step is at most a line of inputs.
-  template <bool kOne>
+  // Computes a phase of the products of the next step, if there is one.
+  template <class Step, int kPhase>
   CARRYALL_INLINE void multiply(int32_t* products) {
-    if (steps_-- <= 0) return;
-    _tile_zero(0);
-    for (int64_t k = 0; k < (kOne ? 1 : smaller(step_, left_)); k += kLine) {
-      _tile_loadd(4, values_ + k, width_);
-      _tile_loadd(6, bytes_ + k * kColumns, kLine);
-      _tile_dpbssd(0, 4, 6);
-    }
-    _tile_stored(0, products, kLine);
-    values_ += step_;
-    bytes_ += step_ * kColumns;
-    left_ -= step_;
-    if (left_ <= 0) next_tile();
+    if (steps_ <= 0) return;
+    Step::template run<kPhase>(values_, width_, bytes_, smaller(step_, left_), products);
+    if constexpr (kPhase == Step::kPhases - 1) next();
   }
 
  private:
+  CARRYALL_INLINE void next() {
+    steps_--;
+    values_ += step_;
+    bytes_ += p_.step_bytes;
+    left_ -= step_;
+    if (left_ <= 0) next_tile();
+  }
   CARRYALL_INLINE void next_tile() {
     if (++tile_ == p_.tiles) {
       tile_ = 0;
@@ -57,45 +138,44 @@ class Operands {
   int64_t left_, row_, steps_, tile_ = 0;
 };
 
-// Scales and sums of 16 rows, so that those of a step lie side by side.
+// Scales and sums of 16 rows, one row after the other. `Number` is that of sums.
+template <class Number>
 struct Group {
-  alignas(kLine) float scales[kMostSteps * kGroup];  // [shares, 16]
-  alignas(kLine) int32_t sums[kMostSteps * kGroup];  // [steps, 16]
+  alignas(kLine) float scales[kGroup * kRowStep];  // of each share
+  alignas(kLine) Number sums[kGroup * kRowStep];   // of each block; integers below 2^24
 
-  // `share`: steps with one scale; `summed`: whether the sums of a step's activations are read.
+  // `share`: steps with one scale; `summed`: whether the sums of activations are read.
   void read(const Panel& p, int64_t row, int64_t share, bool summed) {
     const Rows& from = *p.rows;
-    const int64_t begin = p.first / share, end = (p.last + share - 1) / share;
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i of_rows = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(from.shares)));
-    for (int64_t s = begin; s < end; s++)
-      _mm512_store_ps(scales + (s - begin) * kGroup, _mm512_i32gather_ps(of_rows, from.scales + row * from.shares + s, 4));
-    if (!summed) return;
+    const int64_t begin = p.first / share, end = (p.last + share - 1) / share, blocks = p.step / p.weights->block;
     for (int64_t r = 0; r < kGroup; r++) {
-      const int32_t* own = from.sums + (row + r) * from.blocks;
-      for (int64_t b = p.first; b < p.last; b++) sums[(b - p.first) * kGroup + r] = own[b];
+      memcpy(scales + r * kRowStep, from.scales + (row + r) * from.shares + begin, static_cast<size_t>(end - begin) * sizeof(float));
+      if (!summed) continue;
+      const int32_t* of_row = from.sums + (row + r) * from.blocks;
+      for (int64_t b = p.first * blocks; b < p.last * blocks; b++) sums[r * kRowStep + b - p.first * blocks] = static_cast<Number>(of_row[b]);
     }
   }
 };
 
 // What the addition of a step reads.
+template <class Number>
 struct Addend {
   const float* stored;    // scales of the columns, then minima
   const uint8_t* points;  // zero points, or nullptr
   const float* scales;    // of the rows
-  const int32_t* sums;
+  const Number* sums;
 
   CARRYALL_INLINE void next(int64_t stored_step) {
     stored = reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(stored) + stored_step);
     points += kColumns;
-    sums += kGroup;
+    sums++;
   }
 };
 
 // Adds the products with one step to `added`: to the sum over the steps that share scales of the rows, if they do, else,
 // multiplied by them, to the results.
-template <bool kShared, bool kInexact, bool kMinima>
-CARRYALL_INLINE void add_step(const Addend& from, bool zero_points, const int32_t* products, __m512 (&added)[kGroup]) {
+template <bool kShared, bool kInexact, bool kMinima, class Number>
+CARRYALL_INLINE void add_step(const Addend<Number>& from, bool zero_points, const int32_t* products, __m512 (&added)[kGroup]) {
   const __m512 scale = _mm512_loadu_ps(from.stored), minima = kMinima ? _mm512_loadu_ps(from.stored + kColumns) : scale;
   __m512i less = _mm512_set1_epi32(128);  // products with unpacked weights of 8 bits are relative to 128
   if (kInexact && zero_points) {
@@ -106,39 +186,153 @@ CARRYALL_INLINE void add_step(const Addend& from, bool zero_points, const int32_
   for (int r = 0; r < kGroup; r++) {
     __m512i product = _mm512_load_si512(products + r * kColumns);
     // The sum of a block fits into the low 16 bits, as does `less`, whose high ones are 0.
-    if (kInexact) product = _mm512_dpwssd_epi32(product, less, _mm512_set1_epi32(from.sums[r]));
+    if (kInexact) product = _mm512_dpwssd_epi32(product, less, _mm512_set1_epi32(static_cast<int>(from.sums[r * kRowStep])));
     const __m512 start = kShared ? added[r] : _mm512_setzero_ps();
     __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scale, start);
-    if (kMinima) sum = _mm512_fmadd_ps(minima, _mm512_cvtepi32_ps(_mm512_set1_epi32(from.sums[r])), sum);
-    added[r] = kShared ? sum : _mm512_fmadd_ps(sum, _mm512_set1_ps(from.scales[r]), added[r]);
+    if (kMinima) sum = _mm512_fmadd_ps(minima, _mm512_set1_ps(static_cast<float>(from.sums[r * kRowStep])), sum);
+    added[r] = kShared ? sum : _mm512_fmadd_ps(sum, _mm512_set1_ps(from.scales[r * kRowStep]), added[r]);
   }
 }
 
-// Adds the sums over steps, multiplied by the scales of the rows, to the results [16, 16], and begins new sums.
-CARRYALL_INLINE void add_sums(const float* scales, float* results, __m512 (&sums)[kGroup]) {
+// Sums over steps which scale products in floats, or share the scales of rows.
+template <bool kShared, bool kInexact, bool kMinima>
+class BlockSums {
+  using Number = std::conditional_t<kInexact, int32_t, float>;
+
+ public:
+  // Where the sums are in a tile.
+  struct Place {
+    Addend<Number> from;
+    int64_t open;  // steps until rows have another scale
+  };
+
+  explicit BlockSums(const Panel& p)
+      : p_(p), share_(kShared ? p.rows->share : 1), zero_points_(p.weights->offsets == Offsets::zero_points) {}
+
+  void read(int64_t row) { group_.read(p_, row, share_, kInexact || kMinima); }
+
+  // `sums` are the results so far.
+  CARRYALL_INLINE Place begin(int64_t tile, __m512 (&sums)[kGroup]) {
+    const Weights& w = *p_.weights;
+    const uint8_t* points = p_.data + tile * w.tile_bytes() + w.points() + p_.first * kColumns;
 #pragma GCC unroll 16
-  for (int r = 0; r < kGroup; r++) {
-    float* result = results + r * kColumns;
-    _mm512_store_ps(result, _mm512_fmadd_ps(sums[r], _mm512_set1_ps(scales[r]), _mm512_load_ps(result)));
-    sums[r] = _mm512_setzero_ps();
+    for (int r = 0; kShared && r < kGroup; r++) {
+      _mm512_store_ps(results_ + r * kColumns, sums[r]);
+      sums[r] = _mm512_setzero_ps();
+    }
+    return {{reinterpret_cast<const float*>(p_.factors + tile * p_.factor_tile), points, group_.scales, group_.sums}, share_};
   }
-}
 
-template <int kEarly, bool kOne, bool kShared, bool kInexact, bool kMinima>
+  template <int kPhase>
+  CARRYALL_INLINE void add(Place& place, const int32_t* products, __m512 (&sums)[kGroup]) {
+    add_step<kShared, kInexact, kMinima>(place.from, zero_points_, products, sums);
+    next(place, sums);
+  }
+
+  CARRYALL_INLINE void end(Place& place, __m512 (&sums)[kGroup]) {
+    if (!kShared) return;
+    if (place.open < share_) scale(place, sums);
+#pragma GCC unroll 16
+    for (int r = 0; r < kGroup; r++) sums[r] = _mm512_load_ps(results_ + r * kColumns);
+  }
+
+ private:
+  CARRYALL_INLINE void next(Place& place, __m512 (&sums)[kGroup]) {
+    place.from.next(p_.factor_step);
+    if (--place.open > 0) return;
+    if (kShared) scale(place, sums);
+    place.from.scales++;
+    place.open = share_;
+  }
+
+  // Adds the sums over steps, multiplied by the scales of the rows, to the results, and begins new sums.
+  CARRYALL_INLINE void scale(const Place& place, __m512 (&sums)[kGroup]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kGroup; r++) {
+      float* result = results_ + r * kColumns;
+      _mm512_store_ps(result, _mm512_fmadd_ps(sums[r], _mm512_set1_ps(place.from.scales[r * kRowStep]), _mm512_load_ps(result)));
+      sums[r] = _mm512_setzero_ps();
+    }
+  }
+
+  const Panel& p_;
+  const int64_t share_;
+  const bool zero_points_;
+  Group<Number> group_;
+  alignas(kLine) float results_[kGroup * kColumns];
+};
+
+// Sums over groups of 64 inputs whose blocks have integers as factors: K-quants and IQ4_XS. The factors of a step are those that
+// amx_stored.h writes.
+template <class Step, bool kMinima>
+class GroupSums {
+ public:
+  // Where the sums are in a tile: factors of the columns, scales and sums of the rows.
+  struct Place {
+    const uint8_t* factors;
+    const float *scales, *sums;
+
+    CARRYALL_INLINE __m512 factor(int index) const { return _mm512_load_ps(factors + index * kLine); }
+  };
+
+  explicit GroupSums(const Panel& p) : p_(p) {}
+
+  void read(int64_t row) { group_.read(p_, row, 1, kMinima); }
+
+  CARRYALL_INLINE Place begin(int64_t tile, __m512 (&)[kGroup]) {
+    return {p_.factors + tile * p_.factor_tile, group_.scales, group_.sums};
+  }
+
+  template <int kPhase>
+  CARRYALL_INLINE void add(Place& place, const int32_t* products, __m512 (&sums)[kGroup]) {
+    const __m512 scale = place.factor(0), of_minima = place.factor(kMinima ? 3 : 0), first = place.factor(kMinima ? 4 : 0), second = place.factor(kMinima ? 5 : 0);
+#pragma GCC unroll 4
+    for (int r = kPhase * kGroup / Step::kPhases; r < (kPhase + 1) * kGroup / Step::kPhases; r++) {
+      __m512 sum = _mm512_mul_ps(total(place, products + r * kColumns), scale);
+      if (kMinima) {
+        const float* of_row = place.sums + r * kRowStep;
+        const __m512 subtracted = _mm512_fmadd_ps(second, _mm512_set1_ps(of_row[1]), _mm512_mul_ps(first, _mm512_set1_ps(of_row[0])));
+        sum = _mm512_fnmadd_ps(subtracted, of_minima, sum);
+      }
+      sums[r] = _mm512_fmadd_ps(sum, _mm512_set1_ps(place.scales[r * kRowStep]), sums[r]);
+    }
+    if constexpr (kPhase < Step::kPhases - 1) return;
+    place.factors += p_.factor_step;
+    place.scales++;
+    place.sums += 2;
+  }
+
+  CARRYALL_INLINE void end(Place&, __m512 (&)[kGroup]) {}
+
+ private:
+  // The integer of a step from its products, rounded once. A product of a block and its scale is less than 2^24, so exact in a float.
+  CARRYALL_INLINE static __m512 total(const Place& place, const int32_t* products) {
+    const auto product = [&](int index) { return _mm512_load_si512(products + index * kProducts); };
+    if constexpr (std::is_same_v<Step, TwoBlocks>) {
+      const __m512 first = _mm512_mul_ps(_mm512_cvtepi32_ps(product(0)), place.factor(1));
+      return _mm512_fmadd_ps(_mm512_cvtepi32_ps(product(1)), place.factor(2), first);
+    } else {
+      return _mm512_cvtepi32_ps(with_digit(product(0), with_digit(product(1), product(2))));
+    }
+  }
+  CARRYALL_INLINE static __m512i with_digit(__m512i low, __m512i high) { return _mm512_add_epi32(low, _mm512_slli_epi32(high, kDigitBits)); }
+
+  const Panel& p_;
+  Group<float> group_;
+};
+
+template <int kEarly, class Step, class Sums>
 void add_panel(const Panel& p) {
-  alignas(kLine) int32_t products[kEarly + 1][kGroup * kColumns];
-  alignas(kLine) float results[kGroup * kColumns];
-  Group group;
-  const Weights& w = *p.weights;
+  alignas(kLine) int32_t products[kEarly + 1][Step::kTiles * kGroup * kColumns];
+  Sums sums(p);
   const int64_t count = p.last - p.first;
-  const bool grouped = w.group > 0, zero_points = w.offsets == Offsets::zero_points;
-  const int64_t share = kShared ? p.rows->share : 1, stored_step = grouped ? kLine : w.block_bytes();
   Operands operands(p);
   int turn = 0;
-  for (; turn < kEarly; turn++) operands.multiply<kOne>(products[turn]);
+  for (; turn < kEarly; turn++)
+    stored::each<Step::kPhases>([&](auto phase) __attribute__((always_inline)) { operands.multiply<Step, decltype(phase)::value>(products[turn]); });
   for (int64_t row = p.first_row; row < p.last_row; row += kGroup) {
     const int64_t rows = p.last_row - row < kGroup ? p.last_row - row : kGroup;
-    group.read(p, row, share, kInexact || kMinima);
+    sums.read(row);
     for (int64_t tile = 0; tile < p.tiles; tile++) {
       const int64_t left_columns = p.columns - tile * kColumns, columns = left_columns < kColumns ? left_columns : kColumns;
       const __mmask16 valid = static_cast<__mmask16>((1 << columns) - 1);
@@ -150,50 +344,48 @@ void add_panel(const Panel& p) {
 #pragma GCC unroll 16
       for (int r = 0; r < kGroup; r++) {
         if (p.first > 0) start = _mm512_maskz_loadu_ps(valid_in(r), y.at(r, 0));
-        added[r] = kShared ? _mm512_setzero_ps() : start;
-        if (kShared) _mm512_store_ps(results + r * kColumns, start);
+        added[r] = start;
       }
-      const uint8_t* data = p.data + tile * w.tile_bytes();
-      const uint8_t* stored = data + p.first * stored_step + (grouped ? w.group_scales() : w.value_bytes());
-      Addend from{reinterpret_cast<const float*>(stored), data + w.points() + p.first * kColumns, group.scales, group.sums};
-      int64_t open = share;
-      const auto add = [&](const int32_t* step_products) __attribute__((always_inline)) {
-        add_step<kShared, kInexact, kMinima>(from, zero_points, step_products, added);
-        from.next(stored_step);
-        if (--open > 0) return;
-        if (kShared) add_sums(from.scales, results, added);
-        from.scales += kGroup;
-        open = share;
-      };
+      auto place = sums.begin(tile, added);
       for (int64_t step = 0; step < count; step++) {
         p.ahead->fetch();
-        operands.multiply<kOne>(products[turn]);
+        int32_t* later = products[turn];
         turn = turn < kEarly ? turn + 1 : 0;
-        add(products[turn]);
+        stored::each<Step::kPhases>([&](auto phase) __attribute__((always_inline)) {
+          operands.multiply<Step, decltype(phase)::value>(later);
+          sums.template add<decltype(phase)::value>(place, products[turn], added);
+        });
       }
-      if (kShared && open < share) add_sums(from.scales, results, added);
+      sums.end(place, added);
 #pragma GCC unroll 16
-      for (int r = 0; r < kGroup; r++)
-        _mm512_mask_storeu_ps(y.at(r, 0), valid_in(r), kShared ? _mm512_load_ps(results + r * kColumns) : added[r]);
+      for (int r = 0; r < kGroup; r++) _mm512_mask_storeu_ps(y.at(r, 0), valid_in(r), added[r]);
     }
   }
 }
 
-template <int kEarly, bool kOne, bool kInexact>
-void add_any(const Panel& p) {
-  const bool minima = p.weights->offsets == Offsets::minima;
-  if constexpr (kOne && !kInexact)
+template <int kEarly, class Step, bool kInexact>
+void add_blocks(const Panel& p) {
+  const bool minima = p.weights->offsets == Offsets::minima || p.weights->offsets == Offsets::half_minima;
+  if constexpr (std::is_same_v<Step, OneLine> && !kInexact)
     if (p.rows->share * p.weights->block > p.step)
-      return minima ? add_panel<kEarly, true, true, false, true>(p) : add_panel<kEarly, true, true, false, false>(p);
-  return minima ? add_panel<kEarly, kOne, false, kInexact, true>(p) : add_panel<kEarly, kOne, false, kInexact, false>(p);
+      return minima ? add_panel<kEarly, Step, BlockSums<true, false, true>>(p) : add_panel<kEarly, Step, BlockSums<true, false, false>>(p);
+  return minima ? add_panel<kEarly, Step, BlockSums<false, kInexact, true>>(p)
+                : add_panel<kEarly, Step, BlockSums<false, kInexact, false>>(p);
 }
 
 template <int kEarly>
 void multiply_early(const Panel& panel) {
   const Weights& w = *panel.weights;
-  const bool one = panel.step <= kLine, inexact = w.bits == 8 && w.offsets != Offsets::middle;
-  if (inexact) one ? add_any<kEarly, true, true>(panel) : add_any<kEarly, false, true>(panel);
-  else one ? add_any<kEarly, true, false>(panel) : add_any<kEarly, false, false>(panel);
+  const bool one = panel.step <= kLine, inexact = w.bits == 8 && w.offsets != Offsets::middle && !w.halves();
+  if (w.halves() && w.group > 0) {
+    if (w.coded()) add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, false>>(panel);
+    else if (w.bits == 6) add_panel<kEarly, ThreeDigits, GroupSums<ThreeDigits, false>>(panel);
+    else add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, true>>(panel);
+  } else if (inexact) {
+    one ? add_blocks<kEarly, OneLine, true>(panel) : add_blocks<kEarly, Lines, true>(panel);
+  } else {
+    one ? add_blocks<kEarly, OneLine, false>(panel) : add_blocks<kEarly, Lines, false>(panel);
+  }
 }
 
 inline void multiply_panel(const Panel& panel) {

@@ -79,6 +79,16 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library: Path, kind: str) -
 
 
 @pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("rows", [16, 40])
+def test_long_rows_in_several_parts_have_the_same_bits(library: Path, kind: str, rows: int) -> None:
+    weight = stored_weight(library, kind, 40, 8192 + 256, 6)
+    x = np.random.default_rng(6).standard_normal((rows, weight.inputs)).astype(np.float32)
+    expected = linear(library, "portable", x, weight)
+    for isa in isas(library):
+        np.testing.assert_array_equal(linear(library, isa, x, weight), expected, isa)
+
+
+@pytest.mark.parametrize("kind", FORMS)
 def test_a_tile_has_the_bytes_of_the_file(library: Path, kind: str) -> None:
     weight = stored_weight(library, kind, 32, 2048, 2)
     more = 1.015 if kind == "IQ4_XS" else 1.005  # integer scales of 8 bits, in the file of 6
@@ -97,7 +107,7 @@ def test_the_largest_sums_do_not_overflow(library: Path, kind: str, byte: int) -
     for offset in halves:
         blocks[:, offset : offset + 2] = np.array([0.5], np.float16).view(np.uint8)
     for sign in (1, -1):
-        x = np.full((5, 512), sign, np.float32)
+        x = np.full((20, 512), sign, np.float32)
         expected = stored_linear(x, weight, None)
         for isa in isas(library):
             np.testing.assert_allclose(linear(library, isa, x, weight), expected, rtol=1e-6, atol=1e-3)
@@ -115,7 +125,7 @@ def test_every_finite_scale_is_read_exactly(library: Path, kind: str, scale: flo
 
 def _assert_read_exactly(library: Path, weight: StoredWeight) -> None:
     np.testing.assert_array_equal(weight.read_rows(), weight.floats())
-    x = np.random.default_rng(4).standard_normal((3, 256)).astype(np.float32)
+    x = np.random.default_rng(4).standard_normal((20, 256)).astype(np.float32)
     expected = linear(library, "portable", x, weight)
     for isa in isas(library):
         np.testing.assert_array_equal(linear(library, isa, x, weight), expected, isa)
