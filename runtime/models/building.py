@@ -215,7 +215,8 @@ def lower(
     first = [*(exported_passes() if files.canonical else portable_passes()), *changes]
     try:
         own = [each for each in provider.passes(config) if not isinstance(each, without)]
-        return run(files.load(), [*first, *own])[0]
+        stacked = not changes and provider.takes_stacks(config)
+        return run(files.load(stacked=stacked), [*first, *own])[0]
     except UnsupportedAttentionError as error:
         explicit = provider.explicit_passes(config)
         if explicit is None:
