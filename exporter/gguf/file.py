@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
 from collections import Counter
@@ -48,10 +49,8 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import gguf  # noqa: F401 -- decodes blocks
-        except ImportError as error:
-            raise MissingExtraError(f"the GGUF file {path}", "gguf", "gguf") from error
+        if importlib.util.find_spec("gguf") is None:  # decodes blocks that no kernel reads as they are
+            raise MissingExtraError(f"the GGUF file {path}", "gguf", "gguf")
         self.paths = shard_paths(path)
         files = [_read_header(part) for part in self.paths]
         self.metadata: dict[str, Any] = files[0][1].metadata

@@ -27,14 +27,15 @@ from carryall.exporter.export import export_model, export_package
 from carryall.exporter.gguf.file import GgufFile
 from carryall.graph_opt.lower.products.quantized_experts import QuantizedExpertsPass
 from carryall.graph_opt.lower.products.stored_tiles import FORMS
+from carryall.graph_opt.pipeline.exported import exported_passes
 from carryall.graph_opt.pipeline.pipeline import run
-from carryall.graph_opt.pipeline.pipelines import exported_passes, portable_passes
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
 from carryall.providers.host import machine
 from carryall.providers.targets.cpu import CpuProvider
-from carryall.runtime.models.building import lower
 from carryall.runtime.models.loading import load_model
+from carryall.runtime.models.lowered_graph import lower
 from carryall.runtime.models.model_source import GgufModel, resolve_model
 from carryall.storage import file_identity
 
