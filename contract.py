@@ -48,6 +48,10 @@ DRAW_COLUMNS = ("inverse_temperature", "top_k", "top_p", "min_p", "uniform")
 
 PRODUCER = "carryall"  # of a graph in the contract's form
 
+# Only in graphs on their way to a target whose kernels take it, of the domain EXPERTS_DOMAIN: the experts of
+# a layer as they are stored, in stacks, in place of the nodes of each; see docs/contract.md.
+EXPERT_STACKS, EXPERTS_DOMAIN = "ExpertStacks", "carryall"
+
 # Keys of a model's metadata.
 CONTEXT_LENGTH = "context_length"
 SLIDING_WINDOWS = "sliding_windows"

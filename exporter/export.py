@@ -19,7 +19,7 @@ from ..errors import UnsupportedModelError, UsageError
 from ..graph_opt.graph.saving import save_model
 from ..progress import Progress
 from ..storage.scratch import scratch_folder
-from ..storage.stored_tensor import StoredTensor
+from ..storage.stored_tensor import StoredStack, StoredTensor
 from ..storage.writing import writing
 from . import vision
 from .config import CONFIG_FILE, RawConfig, context_lengths, read_config
@@ -40,7 +40,10 @@ from .weights import Checkpoint, WeightWarning
 
 
 def export_model(
-    source: Path, config: RawConfig | None = None, tensors: Mapping[str, StoredTensor] | None = None
+    source: Path,
+    config: RawConfig | None = None,
+    tensors: Mapping[str, StoredTensor] | None = None,
+    stacks: Mapping[str, StoredStack] | None = None,
 ) -> ir.Model:
     """Build the portable graph of a checkpoint folder, with lazily read weights.
 
@@ -48,6 +51,8 @@ def export_model(
         source: the folder.
         config: the content of its config.json, if already read.
         tensors: the tensors by name, if they are not in the folder's safetensors files.
+        stacks: matrices among them that the graph may take together, as ``EXPERT_STACKS``, which is not
+            portable; by the name of all.
 
     Raises:
         UnsupportedModelError: the model family, or an option of its configuration, is not supported.
@@ -56,7 +61,7 @@ def export_model(
     raw = read_config(source) if config is None else config
     if tensors is None and (found := _quantized(source, raw)) is not None:
         tensors = found.tensors
-    checkpoint = Checkpoint(source, tensors)
+    checkpoint = Checkpoint(source, tensors, stacks)
     model = model_from(raw, checkpoint)
     unused = checkpoint.unused()
     if (bias := checkpoint.bias_left_out()) is not None:

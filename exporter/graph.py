@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -68,8 +68,25 @@ class GraphWriter:
         self, op_type: str, *inputs: ir.Value | None, num_outputs: int, **attributes: Attribute
     ) -> Sequence[ir.Value]:
         """Append a node with ``num_outputs`` outputs."""
+        return self._append("", op_type, inputs, num_outputs, attributes)
+
+    def foreign_op(
+        self, domain: str, op_type: str, *inputs: ir.Value | None, **attributes: Attribute
+    ) -> ir.Value:
+        """Append a node of another domain than ONNX's, with one output."""
+        self.graph.opset_imports.setdefault(domain, 1)
+        return self._append(domain, op_type, inputs, 1, attributes)[0]
+
+    def _append(
+        self,
+        domain: str,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        num_outputs: int,
+        attributes: Mapping[str, Attribute],
+    ) -> Sequence[ir.Value]:
         name = self._unique(f"{self.qualified()}/{op_type}" if self._scope else op_type)
-        node = ir.node(op_type, inputs, attributes, num_outputs=num_outputs, name=name)
+        node = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=num_outputs, name=name)
         for i, value in enumerate(node.outputs):
             value.name = name if i == 0 else f"{name}.{i}"
         self.graph.append(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..errors import CheckpointError
 from ..errors import WeightWarning as WeightWarning
 from ..graph_opt.graph.lazy import HALVES, Halves
 from ..storage.stored_tensor import Array as Array
-from ..storage.stored_tensor import Packed, StoredTensor
+from ..storage.stored_tensor import Packed, StoredStack, StoredTensor
 from .safetensors_files import safetensors_of
 
 _HALVES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -30,10 +30,17 @@ class Checkpoint:
     Args:
         source: the folder, or the file, that they come from.
         tensors: by name; those of the folder's safetensors files by default.
+        stacks: those matrices of ``tensors`` that may be taken together, by the name of all.
     """
 
-    def __init__(self, source: Path, tensors: Mapping[str, StoredTensor] | None = None) -> None:
+    def __init__(
+        self,
+        source: Path,
+        tensors: Mapping[str, StoredTensor] | None = None,
+        stacks: Mapping[str, StoredStack] | None = None,
+    ) -> None:
         self.source = source
+        self._stacks = stacks or {}
         self._tensors = safetensors_of(source) if tensors is None else tensors
         self._unused = set(self._tensors)
 
@@ -93,6 +100,14 @@ class Checkpoint:
             CheckpointError: as ``tensor``.
         """
         return self._stored(name, shape).packed
+
+    def stacks(self, names: Sequence[str]) -> list[StoredStack] | None:
+        """Return matrices that may be taken together; None unless all of ``names`` may."""
+        found = [self._stacks[name] for name in names if name in self._stacks]
+        if len(found) < len(names):
+            return None
+        self._unused.difference_update(*(stack.matrices for stack in found))
+        return found
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         stored = self._tensors.get(name)

@@ -484,6 +484,10 @@ class Provider(abc.ABC):
             config: the options of the runner; ``context_length`` must be set, for the rope tables.
         """
 
+    def takes_stacks(self, config: RunnerConfig) -> bool:
+        """Return whether ``passes`` lower experts in stacks, ``contract.EXPERT_STACKS``."""
+        return False
+
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase] | None:
         """Return the passes for graphs whose attention no kernel computes in place, None if there are none.
 

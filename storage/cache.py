@@ -32,7 +32,7 @@ IN_USE_SECONDS = 3600  # an entry returned within this time may still have files
 _DEFAULT_LIMIT_GB = 32.0
 # The number of the form of everything in the cache. Raise it with each change of an exporter, a pass or a
 # kernel's layout that changes what is written, so that what an earlier version wrote is made again.
-FORMAT = 20
+FORMAT = 21
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino")  # what they can run decides what is lowered
@@ -179,7 +179,7 @@ def _remove(path: Path) -> None:
 
 def _write_record(folder: Path, kind: str, key: str, about: Mapping[str, Any]) -> None:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    files = {name: asdict(facts) for name, facts in make_manifest(folder, names, pieces=True).items()}
+    files = {name: asdict(facts) for name, facts in make_manifest(folder, names, sums=True).items()}
     content = {"kind": kind, "key": key, "about": about, "files": files}
     with writing(folder / RECORD):
         (folder / RECORD).write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")

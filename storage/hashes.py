@@ -17,15 +17,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from .root import cache_root
 
-PIECE_BYTES = 64 << 20
-_READ_BYTES = 1 << 20
+LARGE_BYTES = 64 << 20  # a larger file of the cache is known by the sums of its pages
+_PART_BYTES = 64 << 20  # read by one thread
+_READ_BYTES = 1 << 20  # a multiple of a page
+_PAGE_BYTES = 4096
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that each change of one word changes the sum of its page
 _FOLDER = "hashes"
 _TICK = 0.02  # seconds; two ticks of the coarsest kernel clock, within which two changes have equal times
 _COARSE = 2.0  # seconds; the resolution of FAT, where times are whole seconds
@@ -77,8 +80,11 @@ class FolderHashes:
         """
         return self._digest(name, _whole, reread=reread)
 
-    def pieces(self, name: str, *, reread: bool = False) -> str:
-        """Return the sha256 of the sha256 of every 64 MiB, in hexadecimal; all cores compute it.
+    def sums(self, name: str, *, reread: bool = False) -> str:
+        """Return the sha256 of a sum of each page of 4096 bytes, in hexadecimal; all cores compute the sums.
+
+        It tells damage as the sha256 of the content does, at a tenth of its time, but is no secret: whoever
+        wants to can make another file of the same sums.
 
         Args:
             name: as for ``sha256``.
@@ -87,10 +93,10 @@ class FolderHashes:
         Raises:
             OSError: the file cannot be read.
         """
-        return self._digest(name, _by_pieces, reread=reread)
+        return self._digest(name, _by_pages, reread=reread)
 
     def _digest(self, name: str, compute: Callable[[BufferedReader], str], *, reread: bool) -> str:
-        path, kind = self._folder / name, "" if compute is _whole else "pieces"
+        path, kind = self._folder / name, "" if compute is _whole else "sums"
         entry = f"{name}\0{kind}" if kind else name
         stat = path.stat()
         device, stamp = stat.st_dev, _stamp(stat)
@@ -179,19 +185,41 @@ def _whole(file: BufferedReader) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _by_pieces(file: BufferedReader) -> str:
-    def digest(first: int) -> bytes:
-        result, at, end = hashlib.sha256(), first, min(first + PIECE_BYTES, size)
+def _by_pages(file: BufferedReader) -> str:
+    """Return the sha256 of the sums of pages; the last one is filled with zeros.
+
+    The sum of a page is that of word[i] * _FACTOR ** i modulo 2 ** 64, over its words of 8 bytes: a hash by a
+    polynomial, at the speed of memory.
+    """
+    import numpy as np
+
+    factors = np.cumprod(np.full(_PAGE_BYTES // 8, _FACTOR, np.uint64), dtype=np.uint64)
+
+    def sums(first: int) -> bytes:
+        found, at, end = list[bytes](), first, min(first + _PART_BYTES, size)
+        buffer = bytearray(_READ_BYTES)
+        view = memoryview(buffer)
         with open(file.name, "rb", buffering=0) as own:
             own.seek(first)
-            while at < end and (content := own.read(min(_READ_BYTES, end - at))):
-                result.update(content)
-                at += len(content)
-        return result.digest()
+            while at < end and (count := _fill(own, view[: min(_READ_BYTES, end - at)])):
+                whole = -(-count // _PAGE_BYTES) * _PAGE_BYTES
+                view[count:whole] = bytes(whole - count)
+                words = np.frombuffer(buffer, "<u8", whole // 8).reshape(-1, len(factors))
+                found.append((words @ factors).astype("<u8").tobytes())
+                at += count
+        return b"".join(found)
 
     size = os.fstat(file.fileno()).st_size
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return hashlib.sha256(b"".join(pool.map(digest, range(0, size, PIECE_BYTES)))).hexdigest()
+        return hashlib.sha256(b"".join(pool.map(sums, range(0, size, _PART_BYTES)))).hexdigest()
+
+
+def _fill(file: RawIOBase, view: memoryview) -> int:
+    """Read until ``view`` is full or the file ends; return the bytes read."""
+    done = 0
+    while done < len(view) and (count := file.readinto(view[done:])):
+        done += count
+    return done
 
 
 def _hash(path: Path, compute: Callable[[BufferedReader], str]) -> tuple[str, os.stat_result | None]:

@@ -64,6 +64,25 @@ class StoredBlocks:
     parts: tuple[StoredRows, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredStack:
+    """Matrices of equal shape that a file holds one behind the other, in blocks along the inputs.
+
+    Args:
+        shape: number of matrices, out and in.
+        bits: as of a ``Packed`` matrix.
+        blocks: all their rows, as of one matrix.
+        matrices: the names of the single matrices.
+        read: returns all floats, of that shape.
+    """
+
+    shape: tuple[int, int, int]
+    bits: int
+    blocks: StoredBlocks
+    matrices: tuple[str, ...]
+    read: Callable[[], npt.NDArray[np.float32]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """A matrix [out, in] that is quantized in blocks along its inputs.

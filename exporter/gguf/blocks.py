@@ -18,6 +18,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from .block_types import BY_NAME
+
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
@@ -149,12 +151,10 @@ def take_apart(data: Bytes, type_name: str) -> Blocks:
         data: [out, bytes of a row].
         type_name: a key of ``LAYOUTS``.
     """
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
-    rows = max(1, _PIECE * block_bytes // (per_block * data.shape[1]))
+    kind = BY_NAME[type_name]
+    rows = max(1, _PIECE * kind.bytes // (kind.weights * data.shape[1]))
     pieces = [
-        _parts(data[start : start + rows], type_name, block_bytes) for start in range(0, len(data), rows)
+        _parts(data[start : start + rows], type_name, kind.bytes) for start in range(0, len(data), rows)
     ]
     levels, scales, minima = zip(*pieces, strict=True)
     layout = LAYOUTS[type_name]

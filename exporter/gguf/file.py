@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
 from collections import Counter
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
 from ...storage.file_identity import OpenFile
-from ...storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows, StoredTensor
+from ...storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows, StoredStack, StoredTensor
 from .architecture import Architecture, Join, tensor_name
 from .architectures import architecture
 from .blocks import LAYOUTS, decode, take_apart
@@ -48,10 +49,8 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import gguf  # noqa: F401 -- decodes blocks
-        except ImportError as error:
-            raise MissingExtraError(f"the GGUF file {path}", "gguf", "gguf") from error
+        if importlib.util.find_spec("gguf") is None:  # decodes blocks that no kernel reads as they are
+            raise MissingExtraError(f"the GGUF file {path}", "gguf", "gguf")
         self.paths = shard_paths(path)
         files = [_read_header(part) for part in self.paths]
         self.metadata: dict[str, Any] = files[0][1].metadata
@@ -63,6 +62,7 @@ class GgufFile:
             )
         self.architecture: Architecture = architecture(self.metadata)
         self.tensors: dict[str, StoredTensor] = {}
+        self.stacks: dict[str, StoredStack] = {}  # of experts, by the name of their matrices without a number
         self.types: set[str] = set()
         self._factors: dict[str, list[float]] = {}
         self._bytes: Counter[str] = Counter()
@@ -112,11 +112,15 @@ class GgufFile:
     def _add_experts(self, data: OpenFile, info: TensorInfo, layer: int, which: Sequence[str]) -> None:
         """Add the matrices of a stack [experts, out, in]; ``gate_up`` holds both, one above the other."""
         self.types.add(info.type_name)
-        form = self.architecture
+        form, names = self.architecture, list[str]()
         for index, expert in enumerate(_parts(info, info.shape[0])):
             for part, one in zip(which, _parts(expert, len(which), rows=True), strict=True):
                 name = f"model.layers.{layer}.{form.experts}.{index}.{form.expert_names[part]}.weight"
                 self._put(name, GgufTensor(data, one, None, 0.0))
+                names.append(name)
+        if len(which) == 1 and info.type_name in LAYOUTS:
+            stack = GgufTensor(data, info, None, 0.0).stack(names)
+            self.stacks[f"model.layers.{layer}.{form.experts}.{form.expert_names[which[0]]}.weight"] = stack
 
     def _module_tensors(self, data: OpenFile, info: TensorInfo) -> Iterator[tuple[str, GgufTensor]]:
         """Yield the tensors of modules in a stored one, and their names."""
@@ -232,9 +236,21 @@ class GgufTensor:
             stored=StoredBlocks(self._info.type_name, (self._stored_rows(),)),
         )
 
+    def stack(self, matrices: Sequence[str]) -> StoredStack:
+        """Return a tensor [matrices, out, in] of blocks as a stack of matrices of these names."""
+        count, outputs, inputs = self.shape
+        blocks = StoredBlocks(self._info.type_name, (self._stored_rows(),))
+        return StoredStack(
+            (count, outputs, inputs),
+            LAYOUTS[self._info.type_name].bits,
+            blocks,
+            tuple(matrices),
+            lambda: self.read(lambda array: array),
+        )
+
     def _stored_rows(self) -> StoredRows:
         width, begin = self._row_bytes, self._info.begin
-        order = np.arange(self.shape[0]) if self._order is None else self._order
+        order = np.arange(math.prod(self.shape[:-1])) if self._order is None else self._order
 
         def read(first: int, count: int) -> npt.NDArray[np.uint8]:
             content = self._data.read(begin + first * width, count * width)

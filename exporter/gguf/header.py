@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError
+from .block_types import TYPES
 from .text_table import Bytes, Numbers, PackedTexts, begins_of
 
 MAGIC = b"GGUF"
@@ -199,8 +200,6 @@ def _data_start(cursor: _Cursor, metadata: dict[str, Any]) -> int:
 
 def _tensor(cursor: _Cursor) -> TensorInfo:
     """Read one tensor description; ``begin`` is relative to the start of the data."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
     name, dimensions = cursor.text(), cursor.number("<I")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
         raise damaged(cursor.path, f"tensor '{name}' has {dimensions} dimensions")
@@ -208,14 +207,12 @@ def _tensor(cursor: _Cursor) -> TensorInfo:
     if 0 in shape:
         raise damaged(cursor.path, f"tensor '{name}' has an axis of size 0: {list(shape)}")
     number, offset = cursor.number("<I"), cursor.number("<Q")
-    try:
-        kind = GGMLQuantizationType(number)
-    except ValueError:
-        raise damaged(cursor.path, f"tensor '{name}' has the type {number}, which is not known") from None
-    block, size = GGML_QUANT_SIZES[kind]
-    if shape[-1] % block:
-        raise damaged(cursor.path, f"tensor '{name}' has rows of {shape[-1]}, no multiple of {block}")
-    return TensorInfo(name, kind.name, shape, offset, math.prod(shape) // block * size)
+    if number not in TYPES:
+        raise damaged(cursor.path, f"tensor '{name}' has the type {number}, which is not known")
+    kind = TYPES[number]
+    if shape[-1] % kind.weights:
+        raise damaged(cursor.path, f"tensor '{name}' has rows of {shape[-1]}, no multiple of {kind.weights}")
+    return TensorInfo(name, kind.name, shape, offset, math.prod(shape) // kind.weights * kind.bytes)
 
 
 def _placed(tensor: TensorInfo, start: int, cursor: _Cursor) -> TensorInfo:

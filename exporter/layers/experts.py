@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import EXPERT_STACKS, EXPERTS_DOMAIN
+from ...graph_opt.graph.lazy import STORED, lazy
+from ...storage.stored_tensor import StoredStack
 from ..config import ExpertsConfig
 from ..decoder import Decoder
 from ..weights import Array
@@ -24,6 +28,33 @@ def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
 
 
 Route = Callable[[Decoder, ir.Value, ExpertsConfig], tuple[ir.Value, ir.Value]]
+
+
+@dataclass(frozen=True)
+class SoftmaxRoute:
+    """Routes a token to the experts of the largest scores, weighted by the softmax of all scores.
+
+    Args:
+        name: the linear layer of the scores.
+        bias: whether it has a bias.
+    """
+
+    name: str = "gate"
+    bias: bool = False
+
+    def scores(self, net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> ir.Value:
+        """Return the scores [tokens, experts]."""
+        return linear(net, self.name, tokens, net.config.hidden_size, experts.count, bias=self.bias)
+
+    def __call__(self, net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
+        """Return the routing weights and indices of each token's experts, both [tokens, per_token]."""
+        likely = net.op("Softmax", self.scores(net, tokens, experts), axis=-1)
+        weights, chosen = net.ops("TopK", likely, net.ints(experts.per_token), num_outputs=2, axis=-1)
+        if experts.normalize:
+            weights = net.op("Div", weights, net.op("ReduceSum", weights, net.ints(-1), keepdims=1))
+        return weights, chosen
+
+
 WriteExpert = Callable[[Decoder, ir.Value, int, ExpertsConfig], ir.Value]
 
 
@@ -32,7 +63,7 @@ def sparse_mlp(
     x: ir.Value,
     experts: ExpertsConfig,
     *,
-    route: Route | None = None,
+    route: Route = SoftmaxRoute(),
     expert: WriteExpert | None = None,
     shared: Callable[[Decoder, ir.Value, ExpertsConfig], ir.Value] | None = None,
 ) -> ir.Value:
@@ -47,36 +78,82 @@ def sparse_mlp(
         net: the graph to write into.
         x: [batch, sequence, hidden].
         experts: their number and sizes.
-        route: returns weights and indices of each token's experts; by default those of ``softmax_route``.
+        route: returns weights and indices of each token's experts.
         expert: writes one expert; by default a gated MLP.
         shared: writes the expert of all tokens; by default with a gate.
     """
-    write, write_shared = expert or _expert, shared or _shared_expert
-    hidden = net.config.hidden_size
     with net.scope(experts.scope):
-        tokens = net.op("Reshape", x, net.ints(-1, hidden))
-        weights, chosen = (route or softmax_route)(net, tokens, experts)
-        order, sizes = _sort_by_expert(net, chosen, experts.count)
-        rows = net.op("Div", order, net.constant(experts.per_token, np.int64, "experts_per_token"))
-        groups = net.ops("Split", net.op("Gather", tokens, rows), sizes, num_outputs=experts.count, axis=0)
-        results = [write(net, group, index, experts) for index, group in enumerate(groups)]
-        by_token = net.op("Gather", net.op("Concat", *results, axis=0), _argsort(net, order))
-        of_token = net.op("Reshape", by_token, net.ints(-1, experts.per_token, hidden))
-        mixed = net.op("MatMul", net.op("Unsqueeze", weights, net.ints(1)), of_token)
+        tokens = net.op("Reshape", x, net.ints(-1, net.config.hidden_size))
+        stacks = None
+        if isinstance(route, SoftmaxRoute) and expert is None:
+            stacks = _stacks(net, experts)
+        if isinstance(route, SoftmaxRoute) and stacks is not None:
+            mixed = _stacked_experts(net, tokens, route.scores(net, tokens, experts), stacks, experts)
+        else:
+            mixed = _single_experts(net, tokens, *route(net, tokens, experts), experts, expert or _expert)
         mixed = net.op("Reshape", mixed, net.op("Shape", x))
-        return net.op("Add", mixed, write_shared(net, x, experts)) if experts.shared else mixed
+        if not experts.shared:
+            return mixed
+        return net.op("Add", mixed, (shared or _shared_expert)(net, x, experts))
 
 
-def softmax_route(
-    net: Decoder, tokens: ir.Value, experts: ExpertsConfig, name: str = "gate", *, bias: bool = False
-) -> tuple[ir.Value, ir.Value]:
-    """Return the routing weights and indices of each token's experts, both [tokens, per_token]."""
-    scores = linear(net, name, tokens, net.config.hidden_size, experts.count, bias=bias)
-    likely = net.op("Softmax", scores, axis=-1)
-    weights, chosen = net.ops("TopK", likely, net.ints(experts.per_token), num_outputs=2, axis=-1)
-    if experts.normalize:
-        weights = net.op("Div", weights, net.op("ReduceSum", weights, net.ints(-1), keepdims=1))
-    return weights, chosen
+def _single_experts(
+    net: Decoder,
+    tokens: ir.Value,
+    weights: ir.Value,
+    chosen: ir.Value,
+    experts: ExpertsConfig,
+    write: WriteExpert,
+) -> ir.Value:
+    """Write each expert; return the weighted sum of their results [tokens, 1, hidden]."""
+    order, sizes = _sort_by_expert(net, chosen, experts.count)
+    rows = net.op("Div", order, net.constant(experts.per_token, np.int64, "experts_per_token"))
+    groups = net.ops("Split", net.op("Gather", tokens, rows), sizes, num_outputs=experts.count, axis=0)
+    results = [write(net, group, index, experts) for index, group in enumerate(groups)]
+    by_token = net.op("Gather", net.op("Concat", *results, axis=0), _argsort(net, order))
+    of_token = net.op("Reshape", by_token, net.ints(-1, experts.per_token, net.config.hidden_size))
+    return net.op("MatMul", net.op("Unsqueeze", weights, net.ints(1)), of_token)
+
+
+def _stacks(net: Decoder, experts: ExpertsConfig) -> dict[str, StoredStack] | None:
+    """Return the stacks of gate, up and down by name; None unless the graph may take them as they are."""
+    hidden, width = net.config.hidden_size, experts.width
+    with net.scope("experts"):
+        names = [net.qualified(f"{name}.weight") for name in experts.names]
+    found = net.checkpoint.stacks(names) if net.config.hidden_act in ("silu", "swish") else None
+    if found is None or found[0].blocks.type_name != found[1].blocks.type_name:
+        return None  # the kernels have one form for gate and up
+    shapes = [(experts.count, *shape) for shape in ((width, hidden), (width, hidden), (hidden, width))]
+    return dict(zip(names, found, strict=True)) if [stack.shape for stack in found] == shapes else None
+
+
+def _stacked_experts(
+    net: Decoder,
+    tokens: ir.Value,
+    scores: ir.Value,
+    stacks: Mapping[str, StoredStack],
+    experts: ExpertsConfig,
+) -> ir.Value:
+    """Write the experts as one node; return the weighted sum of their results [tokens, 1, hidden]."""
+    weights = [net.initializer(_floats_of(stack, name)) for name, stack in stacks.items()]
+    mixed = net.foreign_op(
+        EXPERTS_DOMAIN,
+        EXPERT_STACKS,
+        tokens,
+        scores,
+        *weights,
+        per_token=experts.per_token,
+        normalize=int(experts.normalize),
+        stored_bits=[stack.bits for stack in stacks.values()],
+    )
+    mixed.dtype, mixed.shape = ir.DataType.FLOAT, ir.Shape([None, 1, net.config.hidden_size])
+    return mixed
+
+
+def _floats_of(stack: StoredStack, name: str) -> ir.LazyTensor:
+    tensor = lazy(stack.read, ir.DataType.FLOAT, stack.shape)
+    tensor.name, tensor.meta[STORED] = name, stack.blocks
+    return tensor
 
 
 def _sort_by_expert(net: Decoder, chosen: ir.Value, count: int) -> tuple[ir.Value, ir.Value]:

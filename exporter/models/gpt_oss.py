@@ -17,7 +17,7 @@ from ..config import (
     with_defaults,
 )
 from ..decoder import Decoder
-from ..layers.experts import softmax_route, sparse_mlp
+from ..layers.experts import SoftmaxRoute, sparse_mlp
 
 DEFAULTS: RawConfig = {
     "attention_bias": True,
@@ -38,6 +38,8 @@ YARN: RawConfig = {
     "original_max_position_embeddings": 4096,
     "truncate": False,
 }
+# The softmax over the selected experts' scores is that over all, scaled to a sum of 1.
+ROUTE = SoftmaxRoute("router", bias=True)
 
 
 def config(raw: RawConfig) -> DecoderConfig:
@@ -84,15 +86,7 @@ def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     experts = net.config.experts[layer]
     if experts is None:
         raise AssertionError("unreachable: every layer has experts")
-    return sparse_mlp(net, x, experts, route=route, expert=expert)
-
-
-def route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
-    """Return weights and indices of each token's experts.
-
-    The softmax over the selected experts' scores is that over all, scaled to a sum of 1.
-    """
-    return softmax_route(net, tokens, experts, "router", bias=True)
+    return sparse_mlp(net, x, experts, route=ROUTE, expert=expert)
 
 
 def expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:

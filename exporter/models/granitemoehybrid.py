@@ -10,7 +10,7 @@ from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import DecoderConfig, ExpertsConfig, RawConfig, integer, rope_config, with_defaults
 from ..decoder import Decoder
-from ..layers.experts import softmax_route, sparse_mlp, stacked_expert
+from ..layers.experts import SoftmaxRoute, sparse_mlp, stacked_expert
 from ..layers.mamba import mamba, mamba_config
 from . import granite
 from .llama import attention
@@ -29,6 +29,8 @@ DEFAULTS: RawConfig = {
 }
 _MAMBA = ("mamba", "linear_attention")
 _ATTENTION = ("attention", "full_attention")
+# The softmax over the selected experts' scores is that over all, scaled to a sum of 1.
+ROUTE = SoftmaxRoute("router.layer")
 _STACKS = ("input_linear.weight", "output_linear.weight")
 
 
@@ -94,16 +96,8 @@ def feed_forward(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         if shared is None:
             raise UnsupportedModelError("config.json has neither experts nor 'shared_intermediate_size'")
         return shared
-    mixed = sparse_mlp(net, x, mixture, route=route, expert=expert)
+    mixed = sparse_mlp(net, x, mixture, route=ROUTE, expert=expert)
     return mixed if shared is None else net.op("Add", mixed, shared)
-
-
-def route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
-    """Return weights and indices of each token's experts.
-
-    The softmax over the selected experts' scores is that over all, scaled to a sum of 1.
-    """
-    return softmax_route(net, tokens, experts, "router.layer")
 
 
 def expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...contract import POSITION_IDS
+from ...contract import EXPERT_STACKS, EXPERTS_DOMAIN, POSITION_IDS
 from .edit import MICROSOFT, int_attribute, nodes_of, weight
 from .half_scales import Widened
 
@@ -159,6 +159,8 @@ def quantized_bits(graph: ir.Graph) -> frozenset[int]:
     for product, (name, default) in _INTEGER_PRODUCTS.items():
         for node in nodes_of(graph, *product):
             bits.add(int_attribute(node, name, default))
+    for node in nodes_of(graph, EXPERT_STACKS, EXPERTS_DOMAIN):
+        bits.update(node.attributes["stored_bits"].as_ints())
     return frozenset(bits)
 
 

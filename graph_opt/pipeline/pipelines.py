@@ -14,7 +14,6 @@ from ..passes.cleanup.residual_sums import ResidualSumsPass
 from ..passes.fuse.fuse_activation import FuseActivationPass
 from ..passes.fuse.fuse_layer_norm import FuseLayerNormPass
 from ..passes.fuse.fuse_norm import FuseRMSNormPass
-from ..passes.importing.contract_names import ContractNamesPass
 from ..passes.importing.lift_norms import LiftNormsPass
 from ..passes.importing.lift_products import LiftProductsPass
 from ..passes.importing.lift_weights import LiftWeightsPass
@@ -39,11 +38,6 @@ _GROWTH = 1024  # bytes; larger folded constants would grow the file, and onnxru
 def portable_passes() -> list[ir.passes.PassBase]:
     """Return the passes that bring a decoder to canonical form in standard ONNX. Weights are not loaded."""
     return [*canonical_passes(), *_tidy(), LowerOpsetPass()]
-
-
-def exported_passes() -> list[ir.passes.PassBase]:
-    """Return those of ``portable_passes`` that change graphs of carryall's own exporter."""
-    return [ContractNamesPass(), MergeDuplicatesPass()]
 
 
 def model_passes(

@@ -104,6 +104,11 @@ class CpuProvider(OrtProvider):
             return self.explicit_passes(config)
         return super().passes(config)
 
+    def takes_stacks(self, config: RunnerConfig) -> bool:
+        """Return whether carryall's kernels compute with the blocks of GGUF files."""
+        options = self._slot_options(config)
+        return options.paged and options.fused_experts and options.kernels.stored_tiles is not None
+
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes``."""
         from ..ort.host_paged import host_paged_runner, is_host_paged  # 0.1 s that other sessions do not need

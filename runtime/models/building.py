@@ -1,32 +1,24 @@
-"""Build packages, exported and quantized ones, and lowered graphs, for the user or for the cache."""
+"""Build packages, exported and quantized ones, for the user or for the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from ...contract import EXPLICIT_KV
-from ...errors import UnsupportedAttentionError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.draft_heads import draft_head_model
 from ...exporter.export import Build, ExportedGraph, check_float, export_model, export_package, opened
-from ...exporter.package import MODEL_FILE, Package
+from ...exporter.package import Package
 from ...graph_opt.graph.load import load_model
-from ...graph_opt.graph.saving import save_model
-from ...graph_opt.passes.base import GraphPass, pass_name
-from ...graph_opt.pipeline.pipeline import run
-from ...graph_opt.pipeline.pipelines import exported_passes, portable_passes
+from ...graph_opt.passes.base import pass_name
 from ...graph_opt.quantize.left_float import LeftFloat
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
-from ...providers.base import Provider, RunnerConfig
 from ...storage.scratch import scratch_folder
 from .float_model import FloatSource
-from .model_source import SourceModel
 from .quantized_graph import float_model, quantize_graph
 from .write_graph import write_graph
 
@@ -170,56 +162,3 @@ def build_quantized(
         done = quantize_graph(model, float_model(facts, model, recipe, scratch, progress), recipe)
         names = tuple(map(pass_name, done.passes))
         write_graph(done.model, package.path, out, passes=names, quantization=done.record, progress=progress)
-
-
-def build_lowered(
-    files: SourceModel,
-    folder: Path,
-    provider: Provider,
-    config: RunnerConfig,
-    change: GraphPass | None,
-    progress: Progress | None,
-) -> None:
-    """Lower a model for a provider into ``folder``, as ``model.onnx``.
-
-    Args:
-        files: the portable model.
-        folder: an empty folder.
-        provider: the provider to lower for.
-        config: the options of the runner, with ``context_length`` set.
-        change: a pass that changes the portable graph first.
-        progress: called for every tensor written.
-    """
-    save_model(
-        lower(files, provider, config, [] if change is None else [change]), folder / MODEL_FILE, progress
-    )
-
-
-def lower(
-    files: SourceModel,
-    provider: Provider,
-    config: RunnerConfig,
-    changes: Sequence[GraphPass] = (),
-    *,
-    without: type[GraphPass] | tuple[()] = (),
-) -> ir.Model:
-    """Return the graph of a model for a provider, with weights that are computed when they are written.
-
-    Args:
-        files: the portable model.
-        provider: the provider to lower for.
-        config: the options of the runner, with ``context_length`` set.
-        changes: passes that change the portable graph first.
-        without: a kind of pass to leave out.
-    """
-    first = [*(exported_passes() if files.canonical else portable_passes()), *changes]
-    try:
-        own = [each for each in provider.passes(config) if not isinstance(each, without)]
-        return run(files.load(), [*first, *own])[0]
-    except UnsupportedAttentionError as error:
-        explicit = provider.explicit_passes(config)
-        if explicit is None:
-            raise error.refusal() from error
-        model, _ = run(files.load(), [*first, *explicit])
-        model.metadata_props[EXPLICIT_KV] = str(error)
-        return model

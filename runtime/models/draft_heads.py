@@ -25,7 +25,7 @@ class HeadOfCheckpoint(CheckpointModel):
 
     head: Path | None = field(kw_only=True, default=None)
 
-    def build(self) -> ir.Model:
+    def build(self, *, stacked: bool = False) -> ir.Model:
         """See ``InPlaceModel``.
 
         Raises:

@@ -106,7 +106,7 @@ def lowered_model(
     _check_disk(files)
 
     def build(folder: Path) -> None:
-        from .building import build_lowered
+        from .lowered_graph import build_lowered
 
         with files.unchanged(), collector_paused():
             build_lowered(files, folder, provider, config, change, progress)

@@ -23,6 +23,7 @@ from ...storage.cache import cache_key, cached_folder
 from ...storage.file_identity import identity_of
 from ...storage.hashes import content_key
 from ...storage.remembered import remembered
+from ...storage.stored_tensor import StoredStack
 from ..process.garbage import collector_paused
 from .context import ContextLengths, optional_config, stated_lengths
 from .exported import exported_package, quantized_package, recipe_facts, recipe_of
@@ -114,6 +115,11 @@ class SourceModel:
         return model
 
     @property
+    def _small_graph(self) -> ir.Model:
+        """A graph with the facts of ``graph``, perhaps of fewer nodes."""
+        return self.graph
+
+    @property
     def quantization(self) -> str | None:
         """The method that quantized it, None for none or if no file states it."""
         record = None if self.package is None else self.package.record.quantization
@@ -126,7 +132,7 @@ class SourceModel:
         Raises:
             GraphError: the file is not a valid ONNX graph.
         """
-        return GraphFacts.from_json(self._remembered(lambda: GraphFacts.of(self.graph).to_json()))
+        return GraphFacts.from_json(self._remembered(lambda: GraphFacts.of(self._small_graph).to_json()))
 
     @cached_property
     def summary(self) -> ModelSummary:
@@ -150,10 +156,11 @@ class SourceModel:
     def _weights_in_short(self) -> dict[str, Any]:
         from ...graph_opt.graph.graph_facts import initializers, parameter_count
 
-        largest = max(initializers(self.graph), key=lambda tensor: tensor.size, default=None)
+        graph = self._small_graph
+        largest = max(initializers(graph), key=lambda tensor: tensor.size, default=None)
         kind = "" if largest is None else largest.dtype.name
         return {
-            "parameters": parameter_count(self.graph) or 0,
+            "parameters": parameter_count(graph) or 0,
             "type": {"FLOAT": "F32", "FLOAT16": "F16", "BFLOAT16": "BF16"}.get(kind, kind),
         }
 
@@ -171,8 +178,11 @@ class SourceModel:
 
         return remembered(cache_key(facts_of=self.content_key, **of), compute)
 
-    def load(self) -> ir.Model:
+    def load(self, *, stacked: bool = False) -> ir.Model:
         """Load another copy of the graph, which passes may change.
+
+        Args:
+            stacked: experts may be in stacks, ``contract.EXPERT_STACKS``, where the files have them so.
 
         Raises:
             GraphError: the file is not a valid ONNX graph.
@@ -251,8 +261,11 @@ class InPlaceModel(SourceModel):
     """
 
     @abc.abstractmethod
-    def build(self) -> ir.Model:
+    def build(self, *, stacked: bool = False) -> ir.Model:
         """Build the graph.
+
+        Args:
+            stacked: as for ``load``.
 
         Raises:
             CheckpointError: a file is damaged.
@@ -272,10 +285,22 @@ class InPlaceModel(SourceModel):
         """The graph, see ``build``. It is shared and must not be changed."""
         return self.build()
 
-    def load(self) -> ir.Model:
-        """Return the graph for passes that change it; ``graph`` will build another one."""
-        graph = self.graph
-        del self.__dict__["graph"]
+    @cached_property
+    def _small_graph(self) -> ir.Model:
+        """The graph with experts in stacks, shared as ``graph``; the same where the files have no stacks."""
+        return self.build(stacked=True) if self.has_stacks else self.graph
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether its files hold experts in stacks that a graph may take as they are."""
+        return False
+
+    def load(self, *, stacked: bool = False) -> ir.Model:
+        """Return the graph for passes that change it; a later call will build another one."""
+        graph = self._small_graph if stacked else self.graph
+        for name in ("graph", "_small_graph"):
+            if self.__dict__.get(name) is graph:
+                del self.__dict__[name]
         return graph
 
     @property
@@ -312,10 +337,24 @@ class GgufModel(InPlaceModel):
 
     opened: Callable[[], GgufFile] = field(kw_only=True, compare=False, repr=False)
 
-    def build(self) -> ir.Model:
+    def build(self, *, stacked: bool = False) -> ir.Model:
         from ...exporter.export import export_model
 
-        return export_model(self.folder, self.config, self.opened().tensors)
+        return export_model(
+            self.folder, self.config, self.opened().tensors, self._stacks if stacked else None
+        )
+
+    @property
+    def has_stacks(self) -> bool:
+        return bool(self._stacks)
+
+    @property
+    def _stacks(self) -> dict[str, StoredStack]:
+        """Those of types that the kernels read as they are stored."""
+        from ...graph_opt.lower.products.stored_tiles import FORMS
+
+        stacks = self.opened().stacks
+        return {name: stack for name, stack in stacks.items() if stack.blocks.type_name in FORMS}
 
     def export(self) -> Package:
         return exported_package(self.model_path)
@@ -347,7 +386,7 @@ class CheckpointModel(InPlaceModel):
     method: str | None = field(kw_only=True, default=None)
     progress: Progress | None = field(kw_only=True, default=None, compare=False, repr=False)
 
-    def build(self) -> ir.Model:
+    def build(self, *, stacked: bool = False) -> ir.Model:
         from .building import checkpoint_graph
 
         recipe = recipe_of(self.method)

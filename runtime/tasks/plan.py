@@ -357,7 +357,7 @@ def _loads(files: SourceModel, form: str, config: RunnerConfig) -> Loads:
     from ...graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
     from ...graph_opt.quantize.recipe import QuantizationRecipe
     from ...graph_opt.quantize.search.outliers import sensitive_weights
-    from ..models.building import lower
+    from ..models.lowered_graph import lower
 
     provider = get_provider("cpu")
     passes = [] if form == STORED else QuantizationRecipe(form).passes()[0]

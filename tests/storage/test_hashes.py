@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,31 +59,59 @@ def forget_process() -> None:
     hashes._in_process.clear()
 
 
-@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])
-def test_the_hash_of_pieces_is_that_of_their_hashes(
+FACTORS = [pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, 513)]
+
+
+def sum_of_page(page: bytes) -> bytes:
+    words = struct.unpack("<512Q", page.ljust(4096, b"\0"))
+    total = sum(word * factor for word, factor in zip(words, FACTORS, strict=True))
+    return struct.pack("<Q", total % (1 << 64))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * 8192 + 5, 5 * 8192])
+def test_the_sums_of_a_file_are_those_of_its_pages(
     folder: Path, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hashes, "PIECE_BYTES", 100)
-    monkeypatch.setattr(hashes, "_READ_BYTES", 30)
+    monkeypatch.setattr(hashes, "_PART_BYTES", 3 * 4096)
+    monkeypatch.setattr(hashes, "_READ_BYTES", 2 * 4096)
     content = os.urandom(size)
     (folder / "a").write_bytes(content)
-    parts = [hashlib.sha256(content[at : at + 100]).digest() for at in range(0, size, 100)]
+    parts = [sum_of_page(content[at : at + 4096]) for at in range(0, size, 4096)]
     with FolderHashes(folder) as known:
-        assert known.pieces("a") == hashlib.sha256(b"".join(parts)).hexdigest()
+        assert known.sums("a") == hashlib.sha256(b"".join(parts)).hexdigest()
         assert known.sha256("a") == hashlib.sha256(content).hexdigest()
 
 
-def test_large_files_of_a_manifest_are_checked_by_pieces(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def changed_bit(content: bytearray) -> None:
+    content[5000] ^= 1
+
+
+def exchanged_words(content: bytearray) -> None:
+    content[8:16], content[800:808] = content[800:808], content[8:16]
+
+
+def exchanged_pages(content: bytearray) -> None:
+    content[:4096], content[4096:8192] = content[4096:8192], content[:4096]
+
+
+def zeros(content: bytearray) -> None:
+    content[-512:] = bytes(512)
+
+
+@pytest.mark.parametrize("damage", [changed_bit, exchanged_words, exchanged_pages, zeros])
+def test_large_files_of_a_manifest_are_checked_by_the_sums_of_pages(
+    folder: Path, damage: Callable[[bytearray], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (hashes, manifest):
-        monkeypatch.setattr(module, "PIECE_BYTES", 100)
+    monkeypatch.setattr(manifest, "LARGE_BYTES", 100)
     (folder / "small").write_bytes(b"s" * 100)
-    facts = manifest.make_manifest(folder, ["a", "small"], pieces=True)
-    assert facts["a"].sha256.startswith(manifest.PIECES)
+    content = bytearray(os.urandom(3 * 4096))
+    (folder / "a").write_bytes(content)
+    facts = manifest.make_manifest(folder, ["a", "small"], sums=True)
+    assert facts["a"].sha256.startswith(manifest.SUMS)
     assert facts["small"].sha256 == hashlib.sha256(b"s" * 100).hexdigest()
     assert list(manifest.find_damage(folder, facts)) == []
-    (folder / "a").write_bytes(b"a" * 999 + b"b")
+    damage(content)
+    (folder / "a").write_bytes(content)
     assert list(manifest.find_damage(folder, facts)) == [("a", "differs from the recorded sha256")]
 
 

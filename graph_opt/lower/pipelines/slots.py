@@ -11,7 +11,6 @@ from ....errors import UsageError
 from ...passes.fuse.sink_attention import SinkAttentionPass
 from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.remove_unused import RemoveUnusedNodesPass
-from ...passes.rules import RulePass
 from ...quantize.formats.half import HalfPrecisionPass
 from ...quantize.formats.half_pass import HALF_TYPES
 from ..attention.attention import GroupQueryAttentionPass
@@ -41,7 +40,7 @@ from ..products.quantized_linear import QuantizedLinearPass
 from ..products.silu_and_mul import SiluAndMulPass
 from ..products.static_int8 import StaticProductsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
-from ..quick_gelu import QuickGelu
+from ..quick_gelu import QuickGeluPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
 from ..token_range import TokenRangePass
 from .native_paged import native_paged_passes
@@ -188,7 +187,7 @@ def _elementwise_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
     if kernels.skip_norm:
         passes.append(SkipNormPass())
     if kernels.quick_gelu:
-        passes.append(RulePass("QuickGelu", [QuickGelu()]))
+        passes.append(QuickGeluPass())
     if kernels.quantized_linear and kernels.quick_gelu:
         passes.append(SiluAndMulPass())
     if not kernels.standard_gelu:

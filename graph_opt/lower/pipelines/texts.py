@@ -9,7 +9,6 @@ from ...passes.base import GraphPass
 from ...passes.cleanup.residual_sums import BinarySumsPass
 from ...passes.fuse.fuse_attention import FuseAttentionPass
 from ...passes.remove_unused import RemoveUnusedNodesPass
-from ...passes.rules import RulePass
 from ..attention.text_rows import TextRowsPass
 from ..chain.chain_pass import ChainPass
 from ..kernels import Kernels
@@ -19,7 +18,7 @@ from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.quantized_linear import QuantizedLinearPass
 from ..products.silu_and_mul import SiluAndMulPass
 from ..products.weight_only_products import WeightOnlyProductsPass
-from ..quick_gelu import QuickGelu
+from ..quick_gelu import QuickGeluPass
 
 
 def text_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
@@ -40,7 +39,7 @@ def text_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
         QuantizedLinearPass(kernels.stored_tiles),
         HalfProductsPass(wide=True, split=kernels.split_floats),
         PackedQKVPass(),
-        RulePass("QuickGelu", [QuickGelu()]),
+        QuickGeluPass(),
         SiluAndMulPass(),
         RemoveUnusedNodesPass(),
         OlderOpsetPass(kernels.opset),

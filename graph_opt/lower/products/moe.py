@@ -211,9 +211,14 @@ def _replace(
 
 def replace_mixture(graph: ir.Graph, mixture: Mixture, by_token: ir.Value) -> None:
     """Replace a mixture by the result [tokens, hidden] of another operator."""
-    mix = mixture.result.producer()
-    if mix is None:
-        raise AssertionError("unreachable: the result is that of a MatMul")
+    replace_result(graph, mixture.result, by_token)
+
+
+def replace_result(graph: ir.Graph, result: ir.Value, by_token: ir.Value) -> None:
+    """Replace the result [tokens, 1, hidden] of a node by that of another operator, [tokens, hidden]."""
+    node = result.producer()
+    if node is None:
+        raise AssertionError("unreachable: the result is that of a node")
     axis = shared_constant(graph, "moe.axis", np.array([1], np.int64))
-    replace(mixture.result, insert(mix, "Unsqueeze", [by_token, axis]).outputs[0])
-    remove_unused(graph, mix)
+    replace(result, insert(node, "Unsqueeze", [by_token, axis]).outputs[0])
+    remove_unused(graph, node)

@@ -7,19 +7,22 @@ It routes tokens by their scores as the canonical mixture does, and computes the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from ...experts.mixture import Expert, Linear, Mixture, find_mixture
-from ...graph.edit import add_initializer, insert, nodes_of, weight
-from ...graph.lazy import Array, SlabTensor, lazy, shape_of
+from ....contract import EXPERT_STACKS, EXPERTS_DOMAIN
+from ....errors import GraphError
+from ...experts.mixture import Activation, Expert, Linear, Mixture, find_mixture
+from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, weight
+from ...graph.lazy import Array, SlabTensor, lazy, shape_of, stored_blocks
 from ...passes.base import GraphPass
 from ..kernels import TilePacker
 from .blocked_weight import BlockedWeight
-from .moe import replace_mixture
-from .quantized_linear import DOMAIN, tiled_weight, weight_tiles
+from .moe import replace_mixture, replace_result
+from .quantized_linear import DOMAIN, stored_attributes, tiled_weight, weight_tiles
+from .stored_tiles import FORMS, stacked_tiles
 from .tiles import BLOCKS, COLUMNS, LAYOUT
 
 _Found = tuple[BlockedWeight, ir.TensorProtocol | None]
@@ -37,7 +40,14 @@ class QuantizedExpertsPass(GraphPass):
         self._stored = stored
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Try every Split."""
+        """Lower stacks of experts, and try every Split.
+
+        Raises:
+            GraphError: there are stacks, but the target does not take their blocks.
+        """
+        for node in nodes_of(graph, EXPERT_STACKS, EXPERTS_DOMAIN):
+            _lower_stacks(graph, node, self._stored)
+            self.fired += 1
         for node in nodes_of(graph, "Split"):
             mixture = find_mixture(node)
             if not isinstance(mixture, Mixture):
@@ -91,20 +101,12 @@ def _tiles(pair: _Found, stored: TilePacker | None) -> tuple[ir.LazyTensor, dict
 def _lower(graph: ir.Graph, mixture: Mixture, stored: TilePacker | None) -> None:
     gate, up, down = (_blocked(mixture.experts, place) for place in range(3))
     first, _ = gate[0]
-    activation = mixture.experts[0].activation
-    attributes: dict[str, int | float] = {
-        "layout": LAYOUT,
-        "num_experts": len(mixture.experts),
-        "per_token": mixture.per_token,
-        "normalize": int(mixture.normalize),
-        "hidden": first.inputs,
-        "width": first.outputs,
-        **_tiles(gate[0], stored)[1],
-        **{f"out_{name}": value for name, value in _tiles(down[0], stored)[1].items()},
-        "alpha": activation.alpha,
-        "beta": activation.beta,
-        "limit": activation.limit,
-    }
+    attributes = _attributes(
+        (len(mixture.experts), first.outputs, first.inputs),
+        (mixture.per_token, mixture.normalize),
+        (_tiles(gate[0], stored)[1], _tiles(down[0], stored)[1]),
+        mixture.experts[0].activation,
+    )
     name = down[0][0].stem
     pairs = [[*pair] for pair in zip(gate, up, strict=True)]
     entering = add_initializer(graph, f"{name}.experts_in.tiles", _stacked(pairs, stored))
@@ -122,6 +124,67 @@ def _lower(graph: ir.Graph, mixture: Mixture, stored: TilePacker | None) -> None
     lowered = insert(before, "QuantizedExperts", operands, attributes, domain=DOMAIN)
     lowered.name = before.name
     replace_mixture(graph, mixture, lowered.outputs[0])
+
+
+def _lower_stacks(graph: ir.Graph, node: ir.Node, stored: TilePacker | None) -> None:
+    """Lower a node of ``EXPERT_STACKS``, whose result is [tokens, 1, hidden]."""
+    tokens, scores, *stacks = node.inputs
+    tensors = [tensor for stack in stacks if (tensor := weight(stack)) is not None]
+    blocks = [stack for tensor in tensors if (stack := stored_blocks(tensor)) is not None]
+    if (
+        stored is None
+        or len(blocks) < len(stacks)
+        or not {stack.type_name for stack in blocks} <= FORMS.keys()
+    ):
+        raise GraphError(f"{node.name} has stacks of experts, whose blocks the target does not take")
+    (gate, up, down), (count, width, hidden) = blocks, shape_of(tensors[0])
+    attributes = _attributes(
+        (count, width, hidden),
+        (int_attribute(node, "per_token", 1), bool(int_attribute(node, "normalize", 0))),
+        (stored_attributes(gate.type_name), stored_attributes(down.type_name)),
+        Activation(),
+    )
+    name = str(stacks[2] and stacks[2].name)
+    entering = stacked_tiles([gate, up], (count, width, hidden), stored)
+    leaving = stacked_tiles([down], (count, hidden, width), stored)
+    operands = [
+        tokens,
+        scores,
+        add_initializer(graph, f"{name}.experts_in.tiles", entering),
+        add_initializer(graph, f"{name}.experts_out.tiles", leaving),
+    ]
+    lowered = insert(node, "QuantizedExperts", operands, attributes, domain=DOMAIN)
+    lowered.name = node.name
+    replace_result(graph, node.outputs[0], lowered.outputs[0])
+
+
+def _attributes(
+    sizes: tuple[int, int, int],
+    routing: tuple[int, bool],
+    forms: tuple[Mapping[str, int], Mapping[str, int]],
+    activation: Activation,
+) -> dict[str, int | float]:
+    """Return the attributes of the operator.
+
+    Args:
+        sizes: number of experts, their width, and the hidden size.
+        routing: the number of a token's experts, and whether its weights are scaled to sum to 1.
+        forms: ``form_attributes`` of the weights into the experts and out of them.
+        activation: the function between.
+    """
+    return {
+        "layout": LAYOUT,
+        "num_experts": sizes[0],
+        "per_token": routing[0],
+        "normalize": int(routing[1]),
+        "hidden": sizes[2],
+        "width": sizes[1],
+        **forms[0],
+        **{f"out_{name}": value for name, value in forms[1].items()},
+        "alpha": activation.alpha,
+        "beta": activation.beta,
+        "limit": activation.limit,
+    }
 
 
 def _stacked(experts: Sequence[Sequence[_Found]], stored: TilePacker | None) -> SlabTensor:

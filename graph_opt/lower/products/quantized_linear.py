@@ -81,9 +81,8 @@ def weight_tiles(
     """
     blocks = None if stored is None else stored_blocks(blocked.values)
     if stored is not None and blocks is not None and blocks.type_name in FORMS:
-        form = FORMS[blocks.type_name]
         tensor = stored_tiles(blocks, blocked.inputs, blocked.outputs, stored)
-        return tensor, form_attributes(form.bits, form.block, form.group, form.offsets)
+        return tensor, stored_attributes(blocks.type_name)
     size = group_size(blocked) if grouped and minima is None else 0
     offsets = offsets_of(blocked, minima)
     return packed_tiles(blocked, minima, size), form_attributes(
@@ -117,6 +116,12 @@ def lower_consumer(graph: ir.Graph, node: ir.Node, tiles: ir.Value, attributes: 
 def form_attributes(bits: int, block_size: int, group_size: int, offsets: int) -> dict[str, int]:
     """Return the attributes that say how a weight is stored; see ``providers/native/sources/layout.h``."""
     return {"bits": bits, "block_size": block_size, "group_size": group_size, "offsets": offsets}
+
+
+def stored_attributes(type_name: str) -> dict[str, int]:
+    """Return the attributes of a weight that keeps the blocks of a GGUF file, of a type of ``FORMS``."""
+    form = FORMS[type_name]
+    return form_attributes(form.bits, form.block, form.group, form.offsets)
 
 
 def tiled_weight(value: ir.Value | None) -> tuple[BlockedWeight | str | None, ir.TensorProtocol | None]:

@@ -66,6 +66,31 @@ def stored_tiles(blocks: StoredBlocks, inputs: int, outputs: int, pack: TilePack
     return SlabTensor(slabs, (-(-outputs // COLUMNS), stored_tile_bytes(form, inputs)))
 
 
+def stacked_tiles(
+    stacks: Sequence[StoredBlocks], shape: tuple[int, int, int], pack: TilePacker
+) -> SlabTensor:
+    """Return the tiles of stacks of matrices, uint8 [matrices, tiles, bytes]; as ``stored_tiles``.
+
+    Args:
+        stacks: of one type and shape. The matrices of one number follow each other.
+        shape: number of matrices of a stack, and their outputs, which fill whole tiles, and inputs.
+        pack: the target's routine.
+    """
+    count, outputs, inputs = shape
+    form, sources = FORMS[stacks[0].type_name], [rows for stack in stacks for rows in stack.parts]
+    step = max(1, _SLAB_BYTES // (len(stacks) * outputs * sources[0].row_bytes))
+
+    def slabs() -> Iterator[Bytes]:
+        for first in range(0, count, step):
+            some = min(step, count - first)
+            read = [rows.read(first * outputs, some * outputs) for rows in sources]
+            apart = [rows.reshape(some, outputs, -1) for rows in read]
+            yield pack(form, [stack[number] for number in range(some) for stack in apart], inputs)
+
+    tiles = len(stacks) * outputs // COLUMNS
+    return SlabTensor(slabs, (count, tiles, stored_tile_bytes(form, inputs)))
+
+
 def _rows(parts: Sequence[StoredRows], first: int, count: int) -> Iterator[Bytes]:
     """Yield some rows of a matrix of several parts, each read with those near it."""
     for part in parts:

@@ -2,17 +2,12 @@ from __future__ import annotations
 
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.lower.quick_gelu import QuickGelu
-from carryall.graph_opt.passes.rules import RulePass
-
-
-def quick_gelu() -> RulePass:
-    return RulePass("QuickGelu", [QuickGelu()])
+from carryall.graph_opt.lower.quick_gelu import QuickGeluPass
 
 
 def test_silu_becomes_quick_gelu_with_alpha_one() -> None:
     model = graph("g (float[B, 4] x) => (float[B, 4] y) { s = Sigmoid(x) y = Mul(x, s) }")
-    pass_ = quick_gelu()
+    pass_ = QuickGeluPass()
     assert apply(pass_, model) == []
     assert pass_.fired == 1
     expected = "g (float[B, 4] x) => (float[B, 4] y) { y = com.microsoft.QuickGelu <alpha = 1.0> (x) }"
@@ -23,7 +18,7 @@ def test_a_gate_of_another_value_stays() -> None:
     """x * sigmoid(z) is a gate, not SiLU."""
     text = "g (float[B, 4] x, float[B, 4] z) => (float[B, 4] y) { s = Sigmoid(z) y = Mul(x, s) }"
     model = graph(text)
-    pass_ = quick_gelu()
+    pass_ = QuickGeluPass()
     apply(pass_, model)
     assert pass_.fired == 0
     assert_same(model, graph(text))
@@ -33,5 +28,5 @@ def test_a_sigmoid_that_is_read_elsewhere_stays() -> None:
     """The sigmoid must be computed anyway."""
     text = "g (float[B, 4] x) => (float[B, 4] y, float[B, 4] s) { s = Sigmoid(x) y = Mul(x, s) }"
     model = graph(text)
-    apply(quick_gelu(), model)
+    apply(QuickGeluPass(), model)
     assert_same(model, graph(text))

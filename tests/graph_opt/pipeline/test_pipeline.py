@@ -10,10 +10,9 @@ from graph_asserts import graph
 
 from carryall.errors import GraphError, UsageError
 from carryall.graph_opt.lower.norms.skip_norm import SkipNormPass
-from carryall.graph_opt.lower.quick_gelu import QuickGelu
+from carryall.graph_opt.lower.quick_gelu import QuickGeluPass
 from carryall.graph_opt.passes.base import GraphPass
 from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
-from carryall.graph_opt.passes.rules import RulePass
 from carryall.graph_opt.pipeline import pipeline
 
 TEXT = """g (float[B, 4] x) => (float[B, 4] y) {
@@ -40,7 +39,7 @@ class FailingPass(GraphPass):
 
 
 def passes() -> list[ir.passes.PassBase]:
-    return [RulePass("QuickGelu", [QuickGelu()]), SkipNormPass(), RemoveUnusedNodesPass()]
+    return [QuickGeluPass(), SkipNormPass(), RemoveUnusedNodesPass()]
 
 
 def test_the_report_says_what_each_pass_did() -> None:

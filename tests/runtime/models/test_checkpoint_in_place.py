@@ -18,8 +18,9 @@ from carryall import LLM, QuantizationRecipe, SamplingParams, export
 from carryall.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, UsageError
 from carryall.exporter import weights
 from carryall.exporter.export import export_model
+from carryall.graph_opt.pipeline.exported import exported_passes
 from carryall.graph_opt.pipeline.pipeline import run
-from carryall.graph_opt.pipeline.pipelines import exported_passes, portable_passes
+from carryall.graph_opt.pipeline.pipelines import portable_passes
 from carryall.providers.host import machine
 from carryall.providers.native.library import find_library
 from carryall.runtime.models import building

@@ -15,23 +15,32 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from programs import program
 from tiny_gguf import write_gguf
 
 import carryall
 from carryall import LLM, SamplingParams
 from carryall.cli import carryall as verbs
-from carryall.errors import CheckpointError, UsageError
+from carryall.contract import EXPERT_STACKS
+from carryall.errors import CheckpointError, GraphError, UsageError
 from carryall.exporter.export import export_model, export_package
 from carryall.exporter.gguf.file import GgufFile
+from carryall.graph_opt.lower.products.quantized_experts import QuantizedExpertsPass
 from carryall.graph_opt.lower.products.stored_tiles import FORMS
+from carryall.graph_opt.pipeline.exported import exported_passes
 from carryall.graph_opt.pipeline.pipeline import run
-from carryall.graph_opt.pipeline.pipelines import exported_passes, portable_passes
+from carryall.graph_opt.pipeline.pipelines import portable_passes
+from carryall.providers import get_provider
+from carryall.providers.base import RunnerConfig
 from carryall.providers.host import machine
+from carryall.providers.targets.cpu import CpuProvider
 from carryall.runtime.models.loading import load_model
+from carryall.runtime.models.lowered_graph import lower
 from carryall.runtime.models.model_source import GgufModel, resolve_model
 from carryall.storage import file_identity
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+EXPERTS: dict[str, Any] = {**WIDE, "moe_intermediate_size": 256, "mlp_only_layers": []}
 PROMPT = list(range(3, 30))
 
 
@@ -111,8 +120,8 @@ def test_a_mixed_file_merges_only_products_of_one_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("MXFP4", "MXFP4"), ("IQ4_XS", "Q5_1")])
 def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: tuple[str, str]) -> None:
     path = tmp_path / "m.gguf"
-    types = {"ffn_down_exps": kinds[1], "": kinds[0]}
-    write_gguf("qwen3_moe", path, types=types, moe_intermediate_size=256, mlp_only_layers=[], **WIDE)
+    types = {"experts.down_proj": kinds[1], "": kinds[0]}
+    write_gguf("qwen3_moe", path, types=types, **EXPERTS)
     here = logprobs(path)
     (graph,) = (cache / "lowered").glob("*/model.onnx")
     assert "QuantizedExperts" in {
@@ -121,6 +130,48 @@ def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: 
     tiles = graph.with_name("model.onnx.data").stat().st_size
     assert tiles <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
     assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "config"),
+    [
+        (("Q4_K", "Q6_K"), {}),
+        (("Q4_0", "Q4_1"), {"norm_topk_prob": False}),
+        (("MXFP4", "Q8_0"), {"num_experts": 32, "num_experts_per_tok": 3}),
+        (("IQ4_XS", "Q5_K"), {"num_hidden_layers": 1}),
+    ],
+)
+def test_stacks_of_experts_become_the_program_of_single_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str], config: dict[str, Any]
+) -> None:
+    path, (entering, leaving) = tmp_path / "m.gguf", kinds
+    types = {"experts.down_proj": leaving, "experts": entering, "proj": "Q8_0"}
+    write_gguf("qwen3_moe", path, types=types, **EXPERTS, **config)
+    provider = get_provider("cpu")
+    options = provider.resolve_options(RunnerConfig(max_slots=1, context_length=32))
+    assert EXPERT_STACKS in {node.op_type for node in resolve_model(path).load(stacked=True).graph}
+    stacked = lower(resolve_model(path), provider, options)
+    monkeypatch.setattr(CpuProvider, "takes_stacks", lambda *_: False)
+    single = lower(resolve_model(path), provider, options)
+    assert any(node.op_type == "QuantizedExperts" for node in stacked.graph)
+    assert program(stacked) == program(single)
+
+
+def test_stacks_whose_blocks_no_kernel_reads_are_single_experts(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("qwen3_moe", path, types={"experts": "IQ3_XXS"}, **EXPERTS)
+    model = resolve_model(path)
+    assert isinstance(model, GgufModel)
+    assert model.opened().stacks
+    assert not model.has_stacks
+    assert EXPERT_STACKS not in {node.op_type for node in model.load(stacked=True).graph}
+
+
+def test_a_target_without_kernels_for_stacks_refuses_them(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("qwen3_moe", path, types={"experts": "Q4_K"}, **EXPERTS)
+    with pytest.raises(GraphError, match="stacks of experts, whose blocks the target does not take"):
+        run(resolve_model(path).load(stacked=True), [QuantizedExpertsPass()])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3"])
