@@ -51,6 +51,7 @@ PRODUCER = "carryall"  # of a graph in the contract's form
 # Keys of a model's metadata.
 CONTEXT_LENGTH = "context_length"
 SLIDING_WINDOWS = "sliding_windows"
+LAYER_STATES = "layer_states"  # how many columns of ``last_hidden_state`` are states of layers, the last ones
 EXPLICIT_KV = "explicit_kv"  # why a lowered graph keeps past in, present out
 ROPE_AXES = "rope_axes"  # JSON: by rotary frequency, the axis of ``rope_positions`` that it turns with
 # JSON: values of the residual stream, in order. The columns of ``image_states`` behind those of the embedding

@@ -13,8 +13,10 @@ from ...contract import EXPLICIT_KV
 from ...errors import UnsupportedAttentionError
 from ...exporter.config import context_lengths, read_config
 from ...exporter.draft_heads import draft_head_model
+from ...exporter.drafters.drafter import Drafter
 from ...exporter.export import Build, ExportedGraph, check_float, export_model, export_package, opened
 from ...exporter.package import MODEL_FILE, Package
+from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph.load import load_model
 from ...graph_opt.graph.saving import save_model
 from ...graph_opt.passes.base import GraphPass, pass_name
@@ -146,6 +148,13 @@ def draft_head_graph(
         return quantized_head(model, QuantizationRecipe(method), folder)
 
 
+def drafter_graph(source: Path, config: dict[str, Any], method: str | None, drafter: Drafter) -> ir.Model:
+    """Return the graph of a drafter for a checkpoint folder; ``method`` is as for ``draft_head_graph``."""
+    with opened(source, config) as (folder, tensors, _):
+        model = drafter.model(config, safetensors_of(folder) if tensors is None else tensors)
+        return model if method is None else quantized_head(model, QuantizationRecipe(method), folder)
+
+
 def quantized_head(model: ir.Model, recipe: QuantizationRecipe, folder: Path) -> ir.Model:
     """Quantize the graph of a draft head as its model is, but by rounding: a proposal need not be exact."""
     fast = QuantizationRecipe(f"{recipe.method}-fast") if recipe.needs_text else recipe
@@ -177,7 +186,7 @@ def build_lowered(
     folder: Path,
     provider: Provider,
     config: RunnerConfig,
-    change: GraphPass | None,
+    changes: Sequence[GraphPass],
     progress: Progress | None,
 ) -> None:
     """Lower a model for a provider into ``folder``, as ``model.onnx``.
@@ -187,12 +196,10 @@ def build_lowered(
         folder: an empty folder.
         provider: the provider to lower for.
         config: the options of the runner, with ``context_length`` set.
-        change: a pass that changes the portable graph first.
+        changes: passes that change the portable graph first.
         progress: called for every tensor written.
     """
-    save_model(
-        lower(files, provider, config, [] if change is None else [change]), folder / MODEL_FILE, progress
-    )
+    save_model(lower(files, provider, config, changes), folder / MODEL_FILE, progress)
 
 
 def lower(

@@ -42,11 +42,17 @@ def no_head(folder: Path | None) -> Runner:
     raise AssertionError(folder)
 
 
+def no_drafter(folder: Path) -> Runner:
+    raise AssertionError(folder)
+
+
 def test_the_methods(tmp_path: Path) -> None:
     model = toy_model(tmp_path)
-    assert isinstance(make_proposer("prompt-lookup", None, model, no_model, no_head), PromptLookup)
-    assert make_proposer("prompt-lookup", 3, model, no_model, no_head).max_tokens == 3
-    draft = make_proposer("draft:small", 5, model, lambda name: toy_model(tmp_path), no_head)
+    assert isinstance(
+        make_proposer("prompt-lookup", None, model, no_model, no_head, no_drafter), PromptLookup
+    )
+    assert make_proposer("prompt-lookup", 3, model, no_model, no_head, no_drafter).max_tokens == 3
+    draft = make_proposer("draft:small", 5, model, lambda name: toy_model(tmp_path), no_head, no_drafter)
     assert isinstance(draft, DraftModel)
     assert draft.max_tokens == 5
     asked: list[Path | None] = []
@@ -58,7 +64,7 @@ def test_the_methods(tmp_path: Path) -> None:
         return toy_model(tmp_path).runner
 
     for method in ("mtp", f"mtp:{tmp_path}"):
-        head = make_proposer(method, 2, states, no_model, open_head)
+        head = make_proposer(method, 2, states, no_model, open_head, no_drafter)
         assert isinstance(head, DraftHead)
         assert head.max_tokens == 2
     assert asked == [None, tmp_path]
@@ -75,7 +81,7 @@ def test_the_methods(tmp_path: Path) -> None:
 )
 def test_mistakes_are_refused(method: str, count: int | None, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        make_proposer(method, count, toy_model(tmp_path), no_model, no_head)
+        make_proposer(method, count, toy_model(tmp_path), no_model, no_head, no_drafter)
 
 
 def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> None:
@@ -87,7 +93,7 @@ def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> N
         (other, r"their tokenizers differ \(4096 and 258 tokens"),
     ):
         with pytest.raises(UsageError, match=words):
-            make_proposer("draft:other", None, model, lambda name, draft=draft: draft, no_head)  # type: ignore[misc]
+            make_proposer("draft:other", None, model, lambda name, draft=draft: draft, no_head, no_drafter)  # type: ignore[misc]
         assert isinstance(draft.runner, NullRunner)
         assert draft.runner.closed
 
