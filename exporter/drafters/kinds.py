@@ -7,7 +7,8 @@ from pathlib import Path
 from ..config import CONFIG_FILE, RawConfig
 from ..config.files import read_json
 
-EAGLE3, GEMMA4_ASSISTANT = "EAGLE-3", "assistant of Gemma 4"
+EAGLE3, GEMMA4_ASSISTANT, MEDUSA = "EAGLE-3", "assistant of Gemma 4", "Medusa"
+MEDUSA_FILE = "medusa_lm_head.safetensors"
 _ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
@@ -17,6 +18,8 @@ def drafter_kind(folder: Path) -> str | None:
     Raises:
         CheckpointError: its config.json is damaged.
     """
+    if (folder / MEDUSA_FILE).is_file():
+        return MEDUSA
     if not (folder / CONFIG_FILE).is_file():
         return None
     raw: RawConfig = read_json(folder / CONFIG_FILE)

@@ -14,8 +14,6 @@ from .model_source import CheckpointModel, SourceModel
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ...graph_opt.passes.base import GraphPass
-
 
 @dataclass(frozen=True)
 class HeadOfCheckpoint(CheckpointModel):
@@ -55,7 +53,7 @@ def draft_head_of(source: SourceModel, folder: Path | None = None) -> SourceMode
     Raises:
         UsageError: it has no head, or none that can be used.
     """
-    _check_not_rotated(source)
+    check_not_rotated(source)
     if isinstance(source, CheckpointModel):
         return HeadOfCheckpoint(
             source.name, source.folder, source.model_path, method=source.method, head=folder
@@ -69,58 +67,12 @@ def draft_head_of(source: SourceModel, folder: Path | None = None) -> SourceMode
     return SourceModel(source.name, source.folder, source.folder / DRAFT_HEAD_FILE)
 
 
-@dataclass(frozen=True)
-class HeadOfDrafter(CheckpointModel):
-    """A drafter with the tensors that it shares with a checkpoint folder, quantized as the model is.
-
-    Args:
-        drafter: the folder of the drafter.
-    """
-
-    drafter: Path = field(kw_only=True)
-
-    def build(self) -> ir.Model:
-        """See ``InPlaceModel``."""
-        from ...exporter.drafters.registry import drafter_of
-        from .building import drafter_graph
-
-        return drafter_graph(self.folder, self.config, self.method, drafter_of(self.drafter))
-
-    def identity(self) -> str:
-        return cache_key(drafter=super().identity(), other=fingerprint(self.drafter))
-
-
-def drafter_for(source: SourceModel, folder: Path) -> SourceModel:
-    """Return the drafter of a folder for a model, as a model that runs where the other does.
+def check_not_rotated(source: SourceModel) -> None:
+    """Refuse a model whose hidden states no head knows.
 
     Raises:
-        UsageError: the model is no checkpoint folder, or its hidden states are rotated.
+        UsageError: quantization has rotated them.
     """
-    _check_not_rotated(source)
-    if not isinstance(source, CheckpointModel):
-        raise UsageError(
-            f"{source.name} is no checkpoint folder, so the drafter {folder} cannot share its embedding; run "
-            "the checkpoint, with --quantize if it is to be quantized"
-        )
-    return HeadOfDrafter(source.name, source.folder, source.model_path, method=source.method, drafter=folder)
-
-
-def layer_states(source: SourceModel, folder: Path) -> GraphPass:
-    """Return the pass that adds the states that a drafter reads to what the model returns.
-
-    Raises:
-        UsageError: see ``drafter_for``.
-        UnsupportedModelError: the drafter is not for such a model.
-    """
-    from ...exporter.drafters.registry import drafter_of
-    from ...graph_opt.lower.outputs.hidden_states import LayerStatesPass
-
-    drafter_for(source, folder)
-    assert isinstance(source, CheckpointModel)  # noqa: S101 -- checked by ``drafter_for``
-    return LayerStatesPass(drafter_of(folder).layers(source.config))
-
-
-def _check_not_rotated(source: SourceModel) -> None:
     from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
 
     if LayerChanges.of(source.graph.graph).rotates_stream:

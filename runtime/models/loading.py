@@ -160,8 +160,8 @@ def load_model(
     if asked.speculative is not None:
         draft = {"provider": first_provider(where), "device": device, "num_threads": asked.num_threads}
         head = functools.partial(_open_head, source, where, config, progress)
-        drafter = functools.partial(_open_drafter, source, where, config, progress)
-        loaded.proposer = _proposer(loaded, asked, slots, draft, (head, drafter), progress)
+        drafter = functools.partial(_open_drafter, source, config, progress, loaded)
+        loaded.proposer = _proposer(loaded, asked, slots, draft, head, drafter, progress)
     return loaded
 
 
@@ -350,9 +350,9 @@ def _open(
     if not changes and source.sees and target.takes_images:
         changes = [image_inputs()]
     if (folder := drafter_folder(asked.speculative)) is not None:
-        from .draft_heads import layer_states
+        from .drafters import layer_states
 
-        changes.append(layer_states(source, folder))
+        changes += layer_states(source, folder)
     lowered = lowered_model(source, target, config, progress, changes=changes)
     identity = lowered.parent.name if is_lowered(lowered) else source.content_key
     return target.runner(lowered, config), identity, [lowered]
@@ -379,21 +379,15 @@ def _open_head(
 
     if is_split(provider):
         raise UsageError("a split model has no draft head; load it on one provider")
-    return _head_runner(draft_head_of(source, folder), provider, config, progress)
-
-
-def _open_drafter(
-    source: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None, folder: Path
-) -> Runner:
-    """Open the drafter of a folder for a model, on the model's provider."""
-    from .draft_heads import drafter_for
-
-    return _head_runner(drafter_for(source, folder), provider, config, progress)
-
-
-def _head_runner(head: SourceModel, provider: str, config: RunnerConfig, progress: Progress | None) -> Runner:
-    target, config = get_provider(provider), dataclasses.replace(config, max_loras=0)
+    target, head = get_provider(provider), draft_head_of(source, folder)
+    config = dataclasses.replace(config, max_loras=0)
     return target.runner(lowered_model(head, target, config, progress), config)
+
+
+def _open_drafter(*facts: Any) -> Proposer:
+    from .drafters import open_drafter
+
+    return open_drafter(*facts)
 
 
 def check_available(provider: str) -> None:
@@ -418,7 +412,8 @@ def _proposer(
     asked: ModelConfig,
     slots: int,
     draft: Mapping[str, Any],
-    open_heads: tuple[Callable[[Path | None], Runner], Callable[[Path], Runner]],
+    open_head: Callable[[Path | None], Runner],
+    open_drafter: Callable[[Path, Mapping[str, Any]], Proposer],
     progress: Progress | None,
 ) -> Proposer:
     """Return the proposer of ``model``; on errors, the model's runner is closed."""
@@ -432,7 +427,7 @@ def _proposer(
 
     try:
         return make_proposer(
-            asked.speculative or "", asked.num_speculative_tokens, model, load_draft, *open_heads
+            asked.speculative or "", asked.num_speculative_tokens, model, load_draft, open_head, open_drafter
         )
     except CarryallError:
         model.runner.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...exporter.drafters.kinds import EAGLE3, GEMMA4_ASSISTANT, drafter_kind
+from ...exporter.drafters.kinds import drafter_kind
 from ...exporter.hub import is_hub_id
 from ...providers.base import Runner
-from ..engine.speculation.draft_head import BesideModel, DraftHead, HeadInputs, InPlaceOfModel
+from ..engine.speculation.draft_head import DraftHead
 from ..engine.speculation.draft_model import DraftModel
 from ..engine.speculation.prompt_lookup import PromptLookup
 from ..engine.speculation.proposer import Proposer
@@ -28,7 +28,7 @@ def make_proposer(
     model: LoadedModel,
     load: Callable[[str], LoadedModel],
     open_head: Callable[[Path | None], Runner],
-    open_drafter: Callable[[Path], Runner],
+    open_drafter: Callable[[Path, Mapping[str, Any]], Proposer],
 ) -> Proposer:
     """Return a proposer for ``model``.
 
@@ -38,7 +38,7 @@ def make_proposer(
         model: the model that verifies the proposals.
         load: loads the draft model.
         open_head: opens a runner of the model's own head, or of one with the tensors of a folder.
-        open_drafter: opens a runner of the drafter in a folder, whose states the model returns.
+        open_drafter: returns the proposer of the drafter in a folder, given its options.
 
     Raises:
         UsageError: there is no such method, the provider returns no hidden states, or the draft model has
@@ -55,7 +55,7 @@ def make_proposer(
             f"there is no speculative method '{method}'; choose {PROMPT_LOOKUP}, {MTP} or {DRAFT}MODEL"
         )
     if (folder := drafter_folder(method)) is not None:
-        return _drafter(model, folder, open_drafter, limit)
+        return open_drafter(folder, limit)
     draft = load(name)
     try:
         _check_same_tokens(draft, model)
@@ -99,32 +99,6 @@ def drafter_folder(method: str | None) -> Path | None:
     if not folder.exists() and is_hub_id(name):
         folder = find_model(name)
     return folder if drafter_kind(folder) is not None else None
-
-
-def _drafter(
-    model: LoadedModel, folder: Path, open_drafter: Callable[[Path], Runner], limit: Mapping[str, Any]
-) -> DraftHead:
-    """Return the proposer of a drafter.
-
-    Raises:
-        UsageError: the model's runner returns no states of layers.
-    """
-    from ...exporter.drafters.registry import drafter_of
-
-    info = model.runner.info
-    if not info.layer_states:
-        raise UsageError(
-            f"provider '{model.provider}' returns no states of layers of {model.name}, which the drafter "
-            f"{folder} reads; choose provider cpu, or {PROMPT_LOOKUP}"
-        )
-    tokens = drafter_of(folder).draft_tokens()
-    runner = open_drafter(folder)
-    own = runner.info.hidden_width
-    inputs: dict[str | None, HeadInputs] = {
-        EAGLE3: BesideModel(own, info.embedding_size),
-        GEMMA4_ASSISTANT: InPlaceOfModel(),
-    }
-    return DraftHead(runner, inputs=inputs[drafter_kind(folder)], vocabulary=tokens, **limit)
 
 
 def _check_same_tokens(draft: LoadedModel, model: LoadedModel) -> None:

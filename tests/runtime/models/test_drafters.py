@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from family_cases import write_case
+from safetensors.numpy import load_file, save_file
 from tiny_assistant import DRAFTED, GOLDEN, TARGETS, write_assistant
-from tiny_eagle import proposals, write_eagle3
+from tiny_eagle import proposals, read, states_entering, write_eagle3
+from tiny_medusa import FILE, medusa_logits, write_medusa
 from tiny_models import write_tiny
 
 from carryall import LLM, QuantizationRecipe, SamplingParams, export
-from carryall.errors import UnsupportedModelError, UsageError
+from carryall.errors import CheckpointError, UnsupportedModelError, UsageError
 from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.draft_head import DraftHead
+from carryall.runtime.engine.speculation.medusa_heads import MedusaHeads
 from carryall.runtime.types.outputs import RequestOutput
 
 PARAMS = [
@@ -37,7 +40,7 @@ class Noted:
     def __init__(self, llm: LLM) -> None:
         self.found: list[tuple[list[int], list[int]]] = []
         head = llm.engine._speculator.readers[0]
-        assert isinstance(head, DraftHead)
+        assert isinstance(head, DraftHead | MedusaHeads)
         self._propose = head.propose
         head.propose = self  # type: ignore[method-assign]
 
@@ -155,6 +158,64 @@ def test_an_assistant_of_other_sizes_is_refused(tmp_path: Path) -> None:
     (assistant / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UnsupportedModelError, match="does not draft for this model"):
         LLM(other, speculative=f"draft:{assistant}")
+
+
+def test_medusa_heads_guess_what_numpy_does(tmp_path: Path) -> None:
+    target = write_tiny("llama", tmp_path / "target", num_hidden_layers=3)
+    heads = write_medusa(tmp_path / "heads")
+    norm = read(target)[0]["model.norm.weight"]
+    options: dict[str, Any] = {"adaptive_speculation": False, "kv_cache_dtype": "float32", "max_slots": 3}
+    with LLM(target, speculative=f"draft:{heads}", **options) as llm:
+        noted = Noted(llm)
+        llm.generate(PROMPTS, PARAMS[0])
+    compared = 0
+    for before, found in noted.found:
+        stream = states_entering(target, before[:-1])[-1][-1]
+        logits = medusa_logits(heads, stream / np.sqrt((stream**2).mean() + 1e-5) * norm)
+        best = np.sort(logits, axis=1)
+        if (best[:, -1] - best[:, -2]).min() > 1e-2:
+            assert found == logits.argmax(axis=1)[: len(found)].tolist()
+            compared += len(found)
+    assert compared > 60
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("form", ["checkpoint", "package", "hybrid"])
+def test_medusa_heads_change_no_token(form: str, adaptive: bool, tmp_path: Path) -> None:
+    if form == "hybrid":
+        target = write_case("qwen3_5_text-tiles", tmp_path / "target")
+    else:
+        target = write_tiny("llama", tmp_path / "target")
+    if form == "package":
+        export(str(target), tmp_path / "package", quantize=QuantizationRecipe("int8-fast"))
+        target = tmp_path / "package"
+    heads = write_medusa(tmp_path / "heads")
+    with LLM(target, max_slots=3) as llm:
+        expected = [told(llm.generate(PROMPTS, params)) for params in PARAMS]
+    with LLM(target, max_slots=3, speculative=f"draft:{heads}", adaptive_speculation=adaptive) as llm:
+        assert [told(llm.generate(PROMPTS, params)) for params in PARAMS] == expected
+        llm.engine.check_integrity()
+        assert adaptive or llm.stats().proposed_tokens > 200
+
+
+def test_medusa_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    target = write_tiny("llama", tmp_path / "target")
+    for sizes in ((16, 260), (32, 250)):
+        heads = write_medusa(tmp_path / "other", *sizes)
+        with pytest.raises(UsageError, match=f"with hidden size {sizes[0]} and {sizes[1]} tokens"):
+            LLM(target, speculative=f"draft:{heads}")
+    heads = write_medusa(tmp_path / "heads")
+    stored = load_file(heads / FILE)
+    without = {name: array for name, array in stored.items() if name != "1.1.linear.bias"}
+    for changed, words in (
+        ({**stored, "0.9.weight": stored["0.2.weight"]}, "with as many residual blocks"),
+        ({**stored, "scale.weight": stored["0.2.weight"]}, "holds the tensor 'scale.weight'"),
+        (without, "no tensor '1.1.linear.bias'"),
+    ):
+        save_file(changed, heads / FILE)
+        with pytest.raises(CheckpointError, match=words):
+            LLM(target, speculative=f"draft:{heads}")
 
 
 def test_what_a_drafter_cannot_serve_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.draft_head import DraftHead
 from carryall.runtime.engine.speculation.draft_model import DraftModel
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
+from carryall.runtime.engine.speculation.proposer import Proposer
 from carryall.runtime.models.loading import LoadedModel, load_model
 from carryall.runtime.models.speculative import make_proposer
 from carryall.runtime.text.tokenizer import Tokenizer
@@ -42,8 +44,8 @@ def no_head(folder: Path | None) -> Runner:
     raise AssertionError(folder)
 
 
-def no_drafter(folder: Path) -> Runner:
-    raise AssertionError(folder)
+def no_drafter(folder: Path, limit: Mapping[str, Any]) -> Proposer:
+    raise AssertionError(folder, limit)
 
 
 def test_the_methods(tmp_path: Path) -> None:
