@@ -15,6 +15,7 @@ from .feed_forward import gated_linear_unit, gated_mlp
 from .projections import linear
 
 STACKS = ("gate_up_proj", "down_proj")
+LATENT = ("fc1_latent_proj", "fc2_latent_proj")  # in front of experts and behind them
 
 
 def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
@@ -52,17 +53,24 @@ def sparse_mlp(
         shared: writes the expert of all tokens; by default with a gate.
     """
     write, write_shared = expert or _expert, shared or _shared_expert
-    hidden = net.config.hidden_size
+    hidden, bias = net.config.hidden_size, net.config.mlp_bias
+    size = experts.latent or hidden
     with net.scope(experts.scope):
         tokens = net.op("Reshape", x, net.ints(-1, hidden))
         weights, chosen = (route or softmax_route)(net, tokens, experts)
+        if experts.latent:
+            tokens = linear(net, LATENT[0], tokens, hidden, size, bias=bias)
         order, sizes = _sort_by_expert(net, chosen, experts.count)
         rows = net.op("Div", order, net.constant(experts.per_token, np.int64, "experts_per_token"))
         groups = net.ops("Split", net.op("Gather", tokens, rows), sizes, num_outputs=experts.count, axis=0)
         results = [write(net, group, index, experts) for index, group in enumerate(groups)]
         by_token = net.op("Gather", net.op("Concat", *results, axis=0), _argsort(net, order))
-        of_token = net.op("Reshape", by_token, net.ints(-1, experts.per_token, hidden))
+        of_token = net.op("Reshape", by_token, net.ints(-1, experts.per_token, size))
         mixed = net.op("MatMul", net.op("Unsqueeze", weights, net.ints(1)), of_token)
+        if experts.latent:
+            mixed = linear(
+                net, LATENT[1], net.op("Reshape", mixed, net.ints(-1, size)), size, hidden, bias=bias
+            )
         mixed = net.op("Reshape", mixed, net.op("Shape", x))
         return net.op("Add", mixed, write_shared(net, x, experts)) if experts.shared else mixed
 
