@@ -40,6 +40,32 @@ def rope_tables(graph: GraphWriter, config: RopeConfig, position_ids: ir.Value) 
     return cos, sin
 
 
+def turned_by_one(graph: GraphWriter, config: RopeConfig, x: ir.Value, num_heads: int) -> ir.Value:
+    """Rotate x [batch, sequence, num_heads * rotary_dim] as the next position would be, relative to its own.
+
+    Raises:
+        UnsupportedModelError: the frequencies depend on the positions, or pairs are neighbours.
+    """
+    known = {"default": default_frequencies, "proportional": proportional_frequencies}
+    if config.rope_type not in known or config.interleaved:
+        raise UnsupportedModelError(
+            f"queries that are one position ahead are not supported with rope type '{config.rope_type}'"
+        )
+    angles, half = known[config.rope_type](config), config.rotary_dim // 2
+    cos, sin = (
+        graph.constant(np.cos(angles), np.float32, "cos"),
+        graph.constant(np.sin(angles), np.float32, "sin"),
+    )
+    heads = graph.op("Reshape", x, graph.ints(0, 0, num_heads, config.rotary_dim))
+    first, second = graph.ops("Split", heads, graph.ints(half, half), num_outputs=2, axis=-1)
+    turned = (
+        graph.op("Sub", graph.op("Mul", first, cos), graph.op("Mul", second, sin)),
+        graph.op("Add", graph.op("Mul", second, cos), graph.op("Mul", first, sin)),
+    )
+    joined = graph.op("Concat", *turned, axis=-1)
+    return graph.op("Reshape", joined, graph.ints(0, 0, num_heads * config.rotary_dim))
+
+
 def attention_scaling(config: RopeConfig) -> float:
     """Return the factor of cosines and sines: that of YaRN and LongRoPE, else 1."""
     if config.rope_type not in ("yarn", "longrope"):

@@ -89,7 +89,8 @@ class RunnerInfo:
     top_logits: int = 0  # number of ``BestLogits`` that the runner selects on the device; 0 is none
     evicts_kv: bool = False  # whether ``evict_kv`` is supported
     kv_tokens: int | None = None  # maximum tokens of all slots together; None is no limit
-    embedding_size: int = 0  # width of ``Row.last_hidden_states``; 0 if there are none
+    embedding_size: int = 0  # columns of ``Row.last_hidden_states`` behind the last norm; 0 if there are none
+    layer_states: int = 0  # further columns of it, of states that enter layers
     num_tokens: int | None = None  # rows of the embedding table; None if unknown, or if there is none
     max_loras: int = 0  # number of places for LoRA adapters; 0 if the graph takes none
     max_lora_rank: int = 0
@@ -106,6 +107,11 @@ class RunnerInfo:
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV that one more token takes in all layers."""
         return sum(group.bytes_per_token for group in self.kv_groups)
+
+    @property
+    def hidden_width(self) -> int:
+        """Columns of ``Row.last_hidden_states``."""
+        return self.embedding_size + self.layer_states
 
     @property
     def state_bytes(self) -> int:
@@ -159,7 +165,7 @@ class Row:
     num_logits: int = 1  # return logits of this many last tokens, from 0 to n
     # [n, hidden_size]: output of the earlier layers, if the graph has only later ones.
     hidden_states: npt.NDArray[np.float32] | None = None
-    # [n, embedding_size]: if given, the run writes the last hidden states into it.
+    # [n, info.hidden_width]: if given, the run writes the last hidden states into it.
     last_hidden_states: npt.NDArray[np.float32] | None = None
     # [states, info.image_width]: outputs of ``vision.onnx``, for the tokens of pictures in this row.
     image_states: npt.NDArray[np.float32] | None = None

@@ -96,9 +96,9 @@ def check_rows(
         if row.rope_positions is not None:
             _check_positions(row, row.rope_positions, info.rope_axes)
         states = row.last_hidden_states
-        if states is not None and states.shape != (len(row.tokens), info.embedding_size):
+        if states is not None and states.shape != (len(row.tokens), info.hidden_width):
             raise ProviderRuntimeError(
-                f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.embedding_size)}"
+                f"last_hidden_states has shape {states.shape}, not {(len(row.tokens), info.hidden_width)}"
             )
     rows_with_tokens = [row for row in rows if row.source is None]  # others hold a placeholder
     if info.num_tokens is not None and rows_with_tokens:

@@ -25,7 +25,7 @@ exporter.config
 exporter graph_opt.passes
 exporter.layers
 exporter.layouts exporter.encoders exporter.models
-exporter.encoders.families exporter.vision
+exporter.drafters exporter.encoders.families exporter.vision
 graph_opt.analysis
 graph_opt.experts graph_opt.shard
 graph_opt.passes.cleanup graph_opt.passes.importing graph_opt.passes.normalize

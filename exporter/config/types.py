@@ -53,6 +53,8 @@ class ExpertsConfig:
         alpha: factor inside the sigmoid of an expert's SiLU.
         limit: bound of an expert's gate and up projections.
         corrected: whether a bias of each expert takes part in the selection, not in the weights.
+        tolerance: how far below the best score, relative to it, others share the weight, in such families.
+        latent: elements of what experts read and give, projected before and behind; 0 for the hidden size.
     """
 
     scope: str
@@ -68,6 +70,8 @@ class ExpertsConfig:
     alpha: float = 1.0
     limit: float = math.inf
     corrected: bool = False
+    tolerance: float = 0.0
+    latent: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +205,7 @@ class DecoderConfig:
         head_norms: whether each query and key head has a norm, in families where not all models have.
         head_gates: whether each head of attention has a gate, in such families.
         norms_behind: whether norms follow each part too, in such families.
+        post_norm_eps: epsilon of these norms if it is another one.
         query_growth: factor of the logarithm by which queries grow beyond the trained length.
         rope_axes: by rotary frequency, the axis of positions that it turns with for tokens of pictures; empty
             if positions have one axis.
@@ -250,6 +255,7 @@ class DecoderConfig:
     head_norms: bool = False
     head_gates: bool = False
     norms_behind: bool = False
+    post_norm_eps: float | None = None
     query_growth: float = 0.0
     rope_axes: tuple[int, ...] = ()
     deep_states: int = 0

@@ -19,6 +19,7 @@ from .feed_forward import gated_linear_unit, gated_mlp
 from .projections import linear
 
 STACKS = ("gate_up_proj", "down_proj")
+LATENT = ("fc1_latent_proj", "fc2_latent_proj")  # in front of experts and behind them
 
 
 def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
@@ -82,15 +83,23 @@ def sparse_mlp(
         expert: writes one expert; by default a gated MLP.
         shared: writes the expert of all tokens; by default with a gate.
     """
+    hidden, bias = net.config.hidden_size, net.config.mlp_bias
+    size = experts.latent or hidden
     with net.scope(experts.scope):
-        tokens = net.op("Reshape", x, net.ints(-1, net.config.hidden_size))
+        tokens = net.op("Reshape", x, net.ints(-1, hidden))
         stacks = None
-        if isinstance(route, SoftmaxRoute) and expert is None:
+        if isinstance(route, SoftmaxRoute) and expert is None and not experts.latent:
             stacks = _stacks(net, experts)
         if isinstance(route, SoftmaxRoute) and stacks is not None:
             mixed = _stacked_experts(net, tokens, route.scores(net, tokens, experts), stacks, experts)
         else:
-            mixed = _single_experts(net, tokens, *route(net, tokens, experts), experts, expert or _expert)
+            weights, chosen = route(net, tokens, experts)
+            if experts.latent:
+                tokens = linear(net, LATENT[0], tokens, hidden, size, bias=bias)
+            mixed = _single_experts(net, tokens, weights, chosen, experts, expert or _expert)
+            if experts.latent:
+                mixed = net.op("Reshape", mixed, net.ints(-1, size))
+                mixed = linear(net, LATENT[1], mixed, size, hidden, bias=bias)
         mixed = net.op("Reshape", mixed, net.op("Shape", x))
         if not experts.shared:
             return mixed
@@ -111,7 +120,9 @@ def _single_experts(
     groups = net.ops("Split", net.op("Gather", tokens, rows), sizes, num_outputs=experts.count, axis=0)
     results = [write(net, group, index, experts) for index, group in enumerate(groups)]
     by_token = net.op("Gather", net.op("Concat", *results, axis=0), _argsort(net, order))
-    of_token = net.op("Reshape", by_token, net.ints(-1, experts.per_token, net.config.hidden_size))
+    of_token = net.op(
+        "Reshape", by_token, net.ints(-1, experts.per_token, experts.latent or net.config.hidden_size)
+    )
     return net.op("MatMul", net.op("Unsqueeze", weights, net.ints(1)), of_token)
 
 

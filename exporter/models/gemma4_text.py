@@ -173,14 +173,19 @@ def build(net: Decoder, prefix: str = "model", head_name: str = "lm_head") -> ir
     for layer in range(c.num_layers):
         with net.scope(f"{prefix}.layers.{layer}"):
             y = attention(net, layer, layers.rms_norm(net, "input_layernorm", x))
-            x = net.op("Add", x, layers.rms_norm(net, "post_attention_layernorm", y))
-            y = feed_forward(net, layer, x)
-            x = net.op("Add", x, layers.rms_norm(net, "post_feedforward_layernorm", y))
+            x = behind_attention(net, layer, x, y)
             if c.layer_input is not None:
                 x = net.op("Add", x, gated_input(net, x, inputs[layer], c.layer_input.width))
             x = net.op("Mul", x, net.weight("layer_scalar", 1))
     x = layers.rms_norm(net, f"{prefix}.norm", x)
     return layers.lm_head(net, x, embedding_name=embedding_name, head_name=head_name)
+
+
+def behind_attention(net: Decoder, layer: int, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Add the output y of attention and the feed-forward layer to x, both with norms behind them."""
+    x = net.op("Add", x, layers.rms_norm(net, "post_attention_layernorm", y))
+    y = feed_forward(net, layer, x)
+    return net.op("Add", x, layers.rms_norm(net, "post_feedforward_layernorm", y))
 
 
 def layer_inputs(net: Decoder, prefix: str, x: ir.Value) -> Sequence[ir.Value]:
@@ -214,25 +219,37 @@ def gated_input(net: Decoder, x: ir.Value, layer_values: ir.Value, width: int) -
 
 def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     """Self-attention with norms of query, key and value heads, on the layer's own keys or its owner's."""
-    c, kv = net.config, net.config.key_value(layer)
-    width, bias = kv.heads * kv.size, net.config.attention_bias
+    c, kv, bias = net.config, net.config.key_value(layer), net.config.attention_bias
     q_size = c.num_heads * kv.size
     with net.scope("self_attn"):
-        q = layers.linear(net, "q_proj", x, c.hidden_size, q_size, bias=bias)
-        q = layers.head_norm(net, "q_norm", q, c.num_heads, size=kv.size)
+        q = queries(net, layer, x)
         if kv.owner == layer:
-            k = layers.linear(net, "k_proj", x, c.hidden_size, width, bias=bias)
-            v = k if kv.one_projection else layers.linear(net, "v_proj", x, c.hidden_size, width, bias=bias)
-            k = layers.head_norm(net, "k_norm", k, kv.heads, size=kv.size)
-            with net.scope("v_norm"):
-                heads = net.op("Reshape", v, net.ints(0, 0, kv.heads, kv.size))
-                v = net.op("Reshape", layers.plain_rms_norm(net, heads, kv.size), net.ints(0, 0, width))
-            out = layers.attention(net, layer, q, k, v)
+            out = layers.attention(net, layer, q, *keys_and_values(net, kv, x, c.hidden_size, bias=bias))
         else:
             unused = ("k_proj", "v_proj", "k_norm", "v_norm")  # checkpoints may hold them
             net.checkpoint.ignore(*(net.qualified(f"{name}.") for name in unused))
             out = layers.attention_to_owner(net, layer, q)
         return layers.linear(net, "o_proj", out, q_size, c.hidden_size, bias=bias)
+
+
+def queries(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
+    """Return the queries of a layer, with a norm of each head, before they are rotated."""
+    c, size = net.config, net.config.key_value(layer).size
+    q = layers.linear(net, "q_proj", x, c.hidden_size, c.num_heads * size, bias=c.attention_bias)
+    return layers.head_norm(net, "q_norm", q, c.num_heads, size=size)
+
+
+def keys_and_values(
+    net: Decoder, kv: KeyValueConfig, x: ir.Value, hidden: int, *, bias: bool = False
+) -> tuple[ir.Value, ir.Value]:
+    """Return keys, before rotation, and values of x [batch, sequence, hidden], with norms of heads."""
+    width = kv.heads * kv.size
+    k = layers.linear(net, "k_proj", x, hidden, width, bias=bias)
+    v = k if kv.one_projection else layers.linear(net, "v_proj", x, hidden, width, bias=bias)
+    k = layers.head_norm(net, "k_norm", k, kv.heads, size=kv.size)
+    with net.scope("v_norm"):
+        heads = net.op("Reshape", v, net.ints(0, 0, kv.heads, kv.size))
+        return k, net.op("Reshape", layers.plain_rms_norm(net, heads, kv.size), net.ints(0, 0, width))
 
 
 def feed_forward(net: Decoder, layer: int, x: ir.Value) -> ir.Value:

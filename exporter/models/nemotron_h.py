@@ -49,8 +49,6 @@ def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json. A layer's kind is in ``layers_block_type``, or is a letter of a pattern."""
     raw = with_defaults(raw, DEFAULTS)
     kinds = _kinds(raw)
-    if raw.get("moe_latent_size"):
-        raise UnsupportedModelError("experts with a latent projection ('moe_latent_size') are not supported")
     experts = ExpertsConfig(
         scope="mixer",
         count=integer(raw, "n_routed_experts"),
@@ -62,6 +60,7 @@ def config(raw: RawConfig) -> DecoderConfig:
         groups=integer(raw, "n_group"),
         groups_per_token=integer(raw, "topk_group"),
         scale=number(raw, "routed_scaling_factor"),
+        latent=integer(raw, "moe_latent_size") if raw.get("moe_latent_size") else 0,
     )
     state = dataclasses.replace(
         mamba_config(
@@ -151,8 +150,8 @@ def plain_mlp(net: Decoder, x: ir.Value, width: int) -> ir.Value:
 
 
 def expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:
-    """Write expert ``index`` for x [n, hidden]; experts have no biases."""
-    hidden, width = net.config.hidden_size, experts.width
+    """Write expert ``index`` for x [n, hidden or latent size]; experts have no biases."""
+    hidden, width = experts.latent or net.config.hidden_size, experts.width
     with net.scope(f"experts.{index}"):
         x = layers.activation(net, layers.linear(net, "up_proj", x, hidden, width))
         return layers.linear(net, "down_proj", x, width, hidden)

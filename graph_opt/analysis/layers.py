@@ -104,6 +104,27 @@ def _weights(node: ir.Node, live: set[ir.Value]) -> Iterator[ir.TensorProtocol]:
             waiting += producer.inputs
 
 
+def states_entering(graph: ir.Graph, layer: int) -> ir.Value:
+    """Return the value of the residual stream that enters ``layer``, from 1 on, of a canonical decoder graph.
+
+    Raises:
+        UsageError: there is no such layer, or layers without attention.
+        GraphError: more than one value connects the layers.
+    """
+    try:
+        attentions = _attentions(graph)
+    except GraphError as error:
+        raise UsageError(
+            f"the states between layers are known only if all have attention: {error}"
+        ) from error
+    if not 1 <= layer < len(attentions):
+        raise UsageError(
+            f"the states that enter layer {layer} cannot be read: the graph has {len(attentions)} layers "
+            "with attention, and the first one reads the embedding"
+        )
+    return _layer_input(graph, attentions, layer)
+
+
 class KeepLayersPass(GraphPass):
     """Keep only a range of layers of a canonical decoder graph; runs before a lowering.
 
@@ -220,7 +241,10 @@ def _layer_input(graph: ir.Graph, attentions: list[ir.Node], layer: int) -> ir.V
 
 
 def _live_values(graph: ir.Graph, attentions: set[ir.Node]) -> Iterator[tuple[ir.Node, set[ir.Value]]]:
-    """Yield each node with the live values after it: computed from attention and read by later nodes."""
+    """Yield each node with the live values after it: computed from attention and read by later nodes.
+
+    Keys and values that later layers read too belong to no layer's states.
+    """
     uses_left: dict[ir.Value, int] = {}
     for node in graph:
         depends = node in attentions or any(value in uses_left for value in node.inputs if value is not None)
@@ -228,7 +252,8 @@ def _live_values(graph: ir.Graph, attentions: set[ir.Node]) -> Iterator[tuple[ir
             if value is not None and value in uses_left:
                 uses_left[value] -= 1
         if depends:
-            uses_left |= {value: len(value.uses()) for value in node.outputs}
+            outputs = node.outputs[:1] if node in attentions else node.outputs
+            uses_left |= {value: len(value.uses()) for value in outputs}
         yield node, {value for value, uses in uses_left.items() if uses}
 
 

@@ -17,6 +17,7 @@ from ...contract import (
     IMAGE_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
+    LAYER_STATES,
     LOGITS,
     LOGITS_POSITIONS,
     LORA_MASK,
@@ -59,7 +60,7 @@ class DecoderGraph:
         context_length: maximum tokens of a sequence, None if the graph does not state it.
         hidden_size: width of the input ``hidden_states``, None if the graph embeds tokens itself.
         states: shape of each recurrent state of a sequence, by name; float32.
-        embedding_size: width of the output ``last_hidden_state``, 0 if there is none.
+        hidden_width: width of the output ``last_hidden_state``, 0 if there is none.
         top_logits: number of largest logits that the graph returns beside all logits; 0 for none.
         num_tokens: rows of the embedding table, None if unknown.
         lora_modules: number of inputs and outputs of the modules that adapters can change.
@@ -76,7 +77,7 @@ class DecoderGraph:
     context_length: int | None
     hidden_size: int | None
     states: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    embedding_size: int = 0
+    hidden_width: int = 0
     top_logits: int = 0
     num_tokens: int | None = None
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -114,12 +115,14 @@ class DecoderGraph:
             slots: number of slots, if it is not that of ``config``.
             abilities: further fields.
         """
+        layer_states = int(self.metadata.get(LAYER_STATES, 0))
         return RunnerInfo(
             vocab_size=self.vocab_size,
             context_length=length,
             max_slots=slots or config.max_slots,
             kv_groups=groups,
-            embedding_size=self.embedding_size,
+            embedding_size=self.hidden_width - layer_states,
+            layer_states=layer_states,
             top_logits=self.top_logits,
             num_tokens=self.num_tokens,
             image_width=self.image_width,
@@ -163,7 +166,7 @@ def read_graph(session: Any, source: str, *, heads_axis: int = 1) -> DecoderGrap
         context_length=_stated_number(session, CONTEXT_LENGTH, source),
         hidden_size=inputs[HIDDEN_STATES].shape[-1] if HIDDEN_STATES in inputs else None,
         states=states,
-        embedding_size=outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
+        hidden_width=outputs[LAST_HIDDEN_STATE].shape[-1] if LAST_HIDDEN_STATE in outputs else 0,
         top_logits=outputs[TOP_LOGITS].shape[-1] if TOP_LOGITS in outputs else 0,
         num_tokens=_stated_number(session, NUM_TOKENS, source),
         lora_modules=lora_modules({name: value.shape for name, value in inputs.items()}),

@@ -58,7 +58,7 @@ class ExplicitSession(Protocol):
         Args:
             feeds: all inputs except the caches.
             past: values of the caches, then those of the recurrent states.
-            states: [tokens, embedding_size], filled with the last hidden states; None if they are not wanted.
+            states: [tokens, hidden_width], filled with the last hidden states; None if they are not wanted.
 
         Returns:
             Logits [sequence or wanted, vocab_size], and values of the longer caches and the new states.

@@ -37,7 +37,7 @@ class PagedBatch:
         tables: by group of layers, the blocks of each row in the order of its positions; ``FREED`` behind
             the group's window.
         hidden_states: [tokens, hidden_size], if the graph takes them.
-        last_hidden_states: [tokens, embedding_size], filled by the run; None if they are not wanted.
+        last_hidden_states: [tokens, hidden_width], filled by the run; None if they are not wanted.
         lora: the inputs for LoRA adapters; None if the graph has none.
         state_places: [rows], the places of the rows' recurrent states; None if the graph has none.
         image_states: see ``image_inputs``; None if the graph takes no pictures.
@@ -461,7 +461,7 @@ class PagedRunner(Runner):
             begins=np.array(begins, np.int32),
             tables=tables,
             hidden_states=np.concatenate(states) if states else None,
-            last_hidden_states=np.empty((total, self.info.embedding_size), np.float32) if asked else None,
+            last_hidden_states=np.empty((total, self.info.hidden_width), np.float32) if asked else None,
             lora=None if self._loras is None else self._loras.inputs(loras),
             image_states=seen,
             image_rows=seen_rows,

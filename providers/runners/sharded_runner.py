@@ -275,7 +275,7 @@ def _check_alike(infos: Sequence[RunnerInfo]) -> None:
     Raises:
         ProviderRuntimeError: they are of different ones.
     """
-    for name in ("context_length", "max_slots", "num_tokens", "embedding_size", "state_arrays"):
+    for name in ("context_length", "max_slots", "num_tokens", "hidden_width", "state_arrays"):
         values = [getattr(info, name) for info in infos]
         if len(set(values)) > 1:
             told = ", ".join(map(str, values))

@@ -251,7 +251,7 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
         vocab_size=vocab_size,
         context_length=length,
         hidden_size=hidden_size,
-        embedding_size=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
+        hidden_width=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
         num_tokens=num_tokens,
         lora_modules=lora_modules({name: list(value.shape or ()) for name, value in inputs.items()}),
         metadata=model.metadata_props,

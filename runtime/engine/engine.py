@@ -435,7 +435,7 @@ class Engine:
             self.scheduler.learn(plan, result.seconds)
         self.scheduler.commit(plan)
         if plan.observed:
-            for request in observe_prompts(plan, result.logits):
+            for request in observe_prompts(plan, result.logits, self.info.embedding_size):
                 self._counters.finished += 1
                 self._retire(request)
         accepted = self._sampler.sample(plan, result.logits)

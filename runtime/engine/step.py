@@ -106,7 +106,7 @@ class PlanRunner:
         if plan.observed or self._reads_states is not None:
             for row, request in zip(plan.rows, plan.requests, strict=True):
                 if self._wants_states(request, row.start + len(row.tokens)):
-                    shape = len(row.tokens), self._runner.info.embedding_size
+                    shape = len(row.tokens), self._runner.info.hidden_width
                     row.last_hidden_states = np.empty(shape, np.float32)
         if self._runner.info.top_logits or self._runner.info.steps_ahead:
             self._let_device_draw(plan)
@@ -226,14 +226,17 @@ def _outdated(plan: StepPlan, *, ran: bool) -> set[int]:
     return outdated
 
 
-def observe_prompts(plan: StepPlan, logits: Sequence[Logits]) -> list[Request]:
-    """Pass prompt logits and hidden states to the requests that want them; return finished requests."""
+def observe_prompts(plan: StepPlan, logits: Sequence[Logits], embedding_size: int) -> list[Request]:
+    """Pass prompt logits and hidden states to the requests that want them; return finished requests.
+
+    Embeddings are pooled from the first ``embedding_size`` columns of hidden states.
+    """
     ended = []
     for row, request, row_logits in zip(plan.rows, plan.requests, logits, strict=True):
         if request.awaits_prompt_logprobs and not isinstance(row_logits, BestLogits) and len(row_logits):
             request.observe_prompt(row.start + len(row.tokens) - len(row_logits), row_logits)
         if row.last_hidden_states is not None and request.pooling is not None:
-            request.observe_hidden_states(row.start, row.last_hidden_states)
+            request.observe_hidden_states(row.start, row.last_hidden_states[:, :embedding_size])
             if request.finished:
                 ended.append(request)
     return ended

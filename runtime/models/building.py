@@ -10,8 +10,10 @@ import onnx_ir as ir
 
 from ...exporter.config import context_lengths, read_config
 from ...exporter.draft_heads import draft_head_model
+from ...exporter.drafters.drafter import Drafter
 from ...exporter.export import Build, ExportedGraph, check_float, export_model, export_package, opened
 from ...exporter.package import Package
+from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph.load import load_model
 from ...graph_opt.passes.base import pass_name
 from ...graph_opt.quantize.left_float import LeftFloat
@@ -136,6 +138,13 @@ def draft_head_graph(
         if model is None or method is None:
             return model
         return quantized_head(model, QuantizationRecipe(method), folder)
+
+
+def drafter_graph(source: Path, config: dict[str, Any], method: str | None, drafter: Drafter) -> ir.Model:
+    """Return the graph of a drafter for a checkpoint folder; ``method`` is as for ``draft_head_graph``."""
+    with opened(source, config) as (folder, tensors, _):
+        model = drafter.model(config, safetensors_of(folder) if tensors is None else tensors)
+        return model if method is None else quantized_head(model, QuantizationRecipe(method), folder)
 
 
 def quantized_head(model: ir.Model, recipe: QuantizationRecipe, folder: Path) -> ir.Model:

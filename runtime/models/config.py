@@ -45,7 +45,8 @@ class ModelConfig(Checked):
         num_threads: CPU threads; 0 lets the provider choose.
         speculative: speculative decoding with ``prompt-lookup``, with ``mtp``, the model's own head for
             further tokens (``mtp:FOLDER``: with a head from another folder), or with ``draft:MODEL``, a
-            smaller model of the same tokenizer. It changes the speed, not the result.
+            smaller model of the same tokenizer, or a drafter of the model. It changes the speed, not
+            the result.
         num_speculative_tokens: maximum tokens proposed at a time; by default the limit of the method.
         chat_template: a file with a Jinja chat template, in place of the checkpoint's own.
         tool_prompt: describe the tools of a chat in a message if the chat template has no place for them.

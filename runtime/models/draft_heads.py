@@ -53,13 +53,7 @@ def draft_head_of(source: SourceModel, folder: Path | None = None) -> SourceMode
     Raises:
         UsageError: it has no head, or none that can be used.
     """
-    from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
-
-    if LayerChanges.of(source.graph.graph).rotates_stream:
-        raise UsageError(
-            f"{source.name} was quantized with a rotation of its hidden states, which its draft head does "
-            "not know; quantize it with --no-rotate, or choose prompt-lookup"
-        )
+    check_not_rotated(source)
     if isinstance(source, CheckpointModel):
         return HeadOfCheckpoint(
             source.name, source.folder, source.model_path, method=source.method, head=folder
@@ -71,6 +65,21 @@ def draft_head_of(source: SourceModel, folder: Path | None = None) -> SourceMode
     if source.package is None or DRAFT_HEAD_FILE not in source.package.record.files:
         raise _no_head(source.name)
     return SourceModel(source.name, source.folder, source.folder / DRAFT_HEAD_FILE)
+
+
+def check_not_rotated(source: SourceModel) -> None:
+    """Refuse a model whose hidden states no head knows.
+
+    Raises:
+        UsageError: quantization has rotated them.
+    """
+    from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
+
+    if LayerChanges.of(source.graph.graph).rotates_stream:
+        raise UsageError(
+            f"{source.name} was quantized with a rotation of its hidden states, which its draft head does "
+            "not know; quantize it with --no-rotate, or choose prompt-lookup"
+        )
 
 
 def _no_head(name: str) -> UsageError:

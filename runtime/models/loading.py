@@ -29,7 +29,7 @@ from .loaded import LoadedModel as LoadedModel
 from .lowering import image_inputs, is_lowered, lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
 from .sharded import check_ranks, sharded_runner
-from .speculative import make_proposer
+from .speculative import drafter_folder, make_proposer
 from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
 
 THREADS_PER_CORE = 4  # more threads only wait for each other
@@ -160,7 +160,8 @@ def load_model(
     if asked.speculative is not None:
         draft = {"provider": first_provider(where), "device": device, "num_threads": asked.num_threads}
         head = functools.partial(_open_head, source, where, config, progress)
-        loaded.proposer = _proposer(loaded, asked, slots, draft, head, progress)
+        drafter = functools.partial(_open_drafter, source, config, progress, loaded)
+        loaded.proposer = _proposer(loaded, asked, slots, draft, head, drafter, progress)
     return loaded
 
 
@@ -345,10 +346,14 @@ def _open(
         stages = asked.pipeline_stages or 2
         runner, graphs = pipeline_runner(source, target, config, asked.pipeline, stages, progress)
         return runner, f"{source.content_key} {provider} pipeline {stages}", graphs
-    change = lora_branches(source, asked.lora_modules) if config.max_loras else None
-    if change is None and source.sees and target.takes_images:
-        change = image_inputs()
-    lowered = lowered_model(source, target, config, progress, change=change)
+    changes = [lora_branches(source, asked.lora_modules)] if config.max_loras else []
+    if not changes and source.sees and target.takes_images:
+        changes = [image_inputs()]
+    if (folder := drafter_folder(asked.speculative)) is not None:
+        from .drafters import layer_states
+
+        changes += layer_states(source, folder)
+    lowered = lowered_model(source, target, config, progress, changes=changes)
     identity = lowered.parent.name if is_lowered(lowered) else source.content_key
     return target.runner(lowered, config), identity, [lowered]
 
@@ -361,7 +366,9 @@ def _encoder(
     from ...graph_opt.lower.outputs.hidden_states import HiddenStatesPass
 
     target = get_provider(provider)
-    return target.runner(lowered_model(source, target, config, progress, change=HiddenStatesPass()), config)
+    return target.runner(
+        lowered_model(source, target, config, progress, changes=[HiddenStatesPass()]), config
+    )
 
 
 def _open_head(
@@ -375,6 +382,12 @@ def _open_head(
     target, head = get_provider(provider), draft_head_of(source, folder)
     config = dataclasses.replace(config, max_loras=0)
     return target.runner(lowered_model(head, target, config, progress), config)
+
+
+def _open_drafter(*facts: Any) -> Proposer:
+    from .drafters import open_drafter
+
+    return open_drafter(*facts)
 
 
 def check_available(provider: str) -> None:
@@ -400,6 +413,7 @@ def _proposer(
     slots: int,
     draft: Mapping[str, Any],
     open_head: Callable[[Path | None], Runner],
+    open_drafter: Callable[[Path, Mapping[str, Any]], Proposer],
     progress: Progress | None,
 ) -> Proposer:
     """Return the proposer of ``model``; on errors, the model's runner is closed."""
@@ -413,7 +427,7 @@ def _proposer(
 
     try:
         return make_proposer(
-            asked.speculative or "", asked.num_speculative_tokens, model, load_draft, open_head
+            asked.speculative or "", asked.num_speculative_tokens, model, load_draft, open_head, open_drafter
         )
     except CarryallError:
         model.runner.close()

@@ -24,7 +24,7 @@ def build_lowered(
     folder: Path,
     provider: Provider,
     config: RunnerConfig,
-    change: GraphPass | None,
+    changes: Sequence[GraphPass],
     progress: Progress | None,
 ) -> None:
     """Lower a model for a provider into ``folder``, as ``model.onnx``.
@@ -34,12 +34,10 @@ def build_lowered(
         folder: an empty folder.
         provider: the provider to lower for.
         config: the options of the runner, with ``context_length`` set.
-        change: a pass that changes the portable graph first.
+        changes: passes that change the portable graph first.
         progress: called for every tensor written.
     """
-    save_model(
-        lower(files, provider, config, [] if change is None else [change]), folder / MODEL_FILE, progress
-    )
+    save_model(lower(files, provider, config, changes), folder / MODEL_FILE, progress)
 
 
 def lower(

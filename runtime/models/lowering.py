@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,7 @@ def lowered_model(
     config: RunnerConfig,
     progress: Progress | None = None,
     *,
-    change: GraphPass | None = None,
+    changes: Sequence[GraphPass] = (),
 ) -> Path:
     """Return the ONNX file for ``provider.runner``; lower the model unless that is cached.
 
@@ -83,33 +83,33 @@ def lowered_model(
         provider: the provider to lower for.
         config: the options of the runner, with ``context_length`` set.
         progress: called for every tensor written.
-        change: a pass that changes the portable graph first, for instance to keep some layers; its name is
-            part of the cache key, so it must contain all parameters.
+        changes: passes that change the portable graph first, for instance to keep some layers; their names
+            are part of the cache key, so they must contain all parameters.
 
     Raises:
-        UsageError: ``change`` is given for a model that is already lowered or is not lowered at all.
+        UsageError: ``changes`` are given for a model that is already lowered or is not lowered at all.
     """
     if files.lowered:
-        return _unlowered(files, provider, change)
+        return _unlowered(files, provider, changes)
     key = cache_key(
         model=files.content_key,
         provider=provider.name,
         context_length=config.context_length,
         options=config.options,
-        **({"change": change.name} if change is not None else {}),
+        **({"change": _names(changes)} if changes else {}),
     )
     found = intact_folder("lowered", key)
     if found is not None:
         return found / MODEL_FILE
     if not provider.passes(config):
-        return _unlowered(files, provider, change)
+        return _unlowered(files, provider, changes)
     _check_disk(files)
 
     def build(folder: Path) -> None:
         from .lowered_graph import build_lowered
 
         with files.unchanged(), collector_paused():
-            build_lowered(files, folder, provider, config, change, progress)
+            build_lowered(files, folder, provider, config, changes, progress)
 
     about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}
     return cached_folder("lowered", key, build, about) / MODEL_FILE
@@ -134,7 +134,13 @@ def is_lowered(graph: Path) -> bool:
     return graph.parent.parent == cache_root() / "lowered"
 
 
-def _unlowered(files: SourceModel, provider: Provider, change: GraphPass | None) -> Path:
-    if change is not None:
-        raise UsageError(f"{files.name} is not lowered for {provider.name}, so {change.name} is not possible")
+def _unlowered(files: SourceModel, provider: Provider, changes: Sequence[GraphPass]) -> Path:
+    if changes:
+        raise UsageError(
+            f"{files.name} is not lowered for {provider.name}, so {_names(changes)} is not possible"
+        )
     return files.portable_file()
+
+
+def _names(changes: Sequence[GraphPass]) -> str:
+    return ", ".join(change.name for change in changes)

@@ -78,7 +78,7 @@ def pipeline_runner(
     try:
         ranges = balanced_ranges(files.graph.graph, count)
         graphs = [
-            lowered_model(files, provider, config, progress, change=KeepLayersPass(layers))
+            lowered_model(files, provider, config, progress, changes=[KeepLayersPass(layers)])
             for layers in ranges
         ]
     except GraphError as error:

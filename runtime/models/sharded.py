@@ -67,7 +67,7 @@ def sharded_runner(
     )
     try:
         passes = [ShardPass(rank, count) for rank in range(count)]
-        graphs = [lowered_model(files, provider, rank_config, progress, change=change) for change in passes]
+        graphs = [lowered_model(files, provider, rank_config, progress, changes=[each]) for each in passes]
     except GraphError as error:
         raise UsageError(f"{files.name} cannot be cut over {count} processes: {error}") from error
     return ShardedRunner(provider.name, graphs, rank_config, nodes), graphs

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ...errors import UsageError
+from ...exporter.drafters.kinds import drafter_kind
+from ...exporter.hub import is_hub_id
 from ...providers.base import Runner
 from ..engine.speculation.draft_head import DraftHead
 from ..engine.speculation.draft_model import DraftModel
 from ..engine.speculation.prompt_lookup import PromptLookup
 from ..engine.speculation.proposer import Proposer
+from .find import find_model
 from .loaded import LoadedModel
 
 PROMPT_LOOKUP = "prompt-lookup"
@@ -24,18 +28,21 @@ def make_proposer(
     model: LoadedModel,
     load: Callable[[str], LoadedModel],
     open_head: Callable[[Path | None], Runner],
+    open_drafter: Callable[[Path, Mapping[str, Any]], Proposer],
 ) -> Proposer:
     """Return a proposer for ``model``.
 
     Args:
-        method: ``prompt-lookup``, ``mtp``, ``mtp:FOLDER`` or ``draft:MODEL``.
+        method: ``prompt-lookup``, ``mtp``, ``mtp:FOLDER`` or ``draft:MODEL``, where MODEL may be a drafter.
         max_tokens: maximum tokens of one proposal; None takes the default of the method.
         model: the model that verifies the proposals.
         load: loads the draft model.
         open_head: opens a runner of the model's own head, or of one with the tensors of a folder.
+        open_drafter: returns the proposer of the drafter in a folder, given its options.
 
     Raises:
-        UsageError: there is no such method, or the draft model has another tokenizer.
+        UsageError: there is no such method, the provider returns no hidden states, or the draft model has
+            another tokenizer.
     """
     limit = {} if max_tokens is None else {"max_tokens": max_tokens}
     if method == PROMPT_LOOKUP:
@@ -47,6 +54,8 @@ def make_proposer(
         raise UsageError(
             f"there is no speculative method '{method}'; choose {PROMPT_LOOKUP}, {MTP} or {DRAFT}MODEL"
         )
+    if (folder := drafter_folder(method)) is not None:
+        return open_drafter(folder, limit)
     draft = load(name)
     try:
         _check_same_tokens(draft, model)
@@ -60,7 +69,7 @@ def _draft_head(
     model: LoadedModel,
     folder: str,
     open_head: Callable[[Path | None], Runner],
-    limit: Mapping[str, int],
+    limit: Mapping[str, Any],
 ) -> DraftHead:
     """Return the proposer of a head.
 
@@ -73,6 +82,23 @@ def _draft_head(
             f"reads; choose provider cpu, or {PROMPT_LOOKUP}"
         )
     return DraftHead(open_head(Path(folder) if folder else None), **limit)
+
+
+def drafter_folder(method: str | None) -> Path | None:
+    """Return the folder of the drafter that ``draft:MODEL`` names; None if it names none.
+
+    A hub id is downloaded.
+
+    Raises:
+        CheckpointError: its config.json is damaged.
+    """
+    if method is None or not method.startswith(DRAFT):
+        return None
+    name = method.removeprefix(DRAFT)
+    folder = Path(name).expanduser()
+    if not folder.exists() and is_hub_id(name):
+        folder = find_model(name)
+    return folder if drafter_kind(folder) is not None else None
 
 
 def _check_same_tokens(draft: LoadedModel, model: LoadedModel) -> None:

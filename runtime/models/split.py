@@ -179,7 +179,7 @@ def _lower(files: SourceModel, part: SplitPart, config: RunnerConfig, progress: 
     from ...graph_opt.analysis.layers import KeepLayersPass
 
     provider = get_provider(part.provider)
-    return lowered_model(files, provider, config, progress, change=KeepLayersPass(part.layers))
+    return lowered_model(files, provider, config, progress, changes=[KeepLayersPass(part.layers)])
 
 
 def _open(part: SplitPart, graph: Path, config: RunnerConfig) -> Runner:

@@ -43,8 +43,11 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # transformers' eager attention of Falcon adds ALiBi twice.
-    has_alibi = getattr(transformers.AutoConfig.from_pretrained(checkpoint), "alibi", False)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    has_alibi, kind = getattr(config, "alibi", False), transformers.AutoModelForCausalLM
+    if config.model_type in ("muse_glimmer",):  # which has no class for text alone
+        kind = transformers.AutoModelForImageTextToText
+    model = kind.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="sdpa" if has_alibi else "eager"
     ).eval()
     # transformers' Gemma 3 reads attn_logit_softcapping but passes it to no layer.

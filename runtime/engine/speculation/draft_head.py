@@ -1,4 +1,4 @@
-"""Proposals by a head of the model, which reads the model's last hidden states (multi-token prediction).
+"""Proposals by a head that reads the model's hidden states (multi-token prediction, EAGLE-3, assistants).
 
 For token i it reads the model's hidden state and the embedding of token i + 1, and predicts token i + 2.
 Further tokens it predicts from its own hidden states, so one head makes proposals of any length.
@@ -10,6 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,72 @@ _WINDOW = 64
 _CONTEXT = 16
 
 States = npt.NDArray[np.float32]
+
+
+class HeadInputs(Protocol):
+    """What a head reads, [n, width], for tokens of the model and for its own guesses.
+
+    Attributes:
+        advances: whether each guess takes a position of its own; else all are drafted at that of the first.
+    """
+
+    advances: bool
+
+    def of_model(self, states: States) -> States:
+        """Return what it reads for the model's hidden states [n, hidden_width]."""
+
+    def of_head(self, before: States, own: States) -> States:
+        """Return what it reads for a guess, after reading ``before`` [1, width] and giving ``own`` [1, m]."""
+
+
+class LikeModel:
+    """A head whose hidden states are like the model's (multi-token prediction)."""
+
+    advances = True
+
+    def of_model(self, states: States) -> States:
+        """See ``HeadInputs``."""
+        return states
+
+    def of_head(self, before: States, own: States) -> States:
+        """See ``HeadInputs``."""
+        return own
+
+
+@dataclass(frozen=True, slots=True)
+class BesideModel:
+    """A head that reads its own states beside those of the model's layers; one of both is zero (EAGLE-3).
+
+    Args:
+        own: columns of the head's states.
+        skipped: columns of the model's hidden states in front of those of layers.
+    """
+
+    own: int
+    skipped: int
+    advances = True
+
+    def of_model(self, states: States) -> States:
+        """See ``HeadInputs``."""
+        return np.pad(states[:, self.skipped :], ((0, 0), (self.own, 0)))
+
+    def of_head(self, before: States, own: States) -> States:
+        """See ``HeadInputs``."""
+        return np.pad(own, ((0, 0), (0, before.shape[1] - self.own)))
+
+
+class InPlaceOfModel:
+    """A head whose states replace the model's last one, beside those of layers that stay (assistants)."""
+
+    advances = False
+
+    def of_model(self, states: States) -> States:
+        """See ``HeadInputs``."""
+        return states
+
+    def of_head(self, before: States, own: States) -> States:
+        """See ``HeadInputs``."""
+        return np.concatenate([own, before[:, own.shape[1] :]], axis=1)
 
 
 @dataclass(slots=True)
@@ -86,11 +153,22 @@ class DraftHead:
     Args:
         runner: holds the head and its KV cache, with as many slots as the engine; closed here.
         max_tokens: maximum tokens of one proposal.
+        inputs: what it reads; by default the head's states are like the model's.
+        vocabulary: the token of the model that each of the head's tokens means; None if they are the same.
     """
 
-    def __init__(self, runner: Runner, max_tokens: int = 3) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        max_tokens: int = 3,
+        *,
+        inputs: HeadInputs | None = None,
+        vocabulary: Tokens | None = None,
+    ) -> None:
         self.max_tokens = max_tokens
         self._runner = runner
+        self._inputs = inputs or LikeModel()
+        self._vocabulary = vocabulary
         self._followed: OrderedDict[str, _Followed] = OrderedDict()  # least recently used first
         self._free = list(reversed(range(runner.info.max_slots)))
         self._failed = False
@@ -145,27 +223,34 @@ class DraftHead:
             followed = self._followed[request.request_id]
             start, read = followed.held, followed.read()
             tokens = request.token_slice(request.num_tokens - len(read), request.num_tokens)
-            rows.append(Row(followed.slot, tokens, start, hidden_states=read))
+            rows.append(Row(followed.slot, tokens, start, hidden_states=self._inputs.of_model(read)))
         self._guess(wanted, rows, guesses)
         last = dict(enumerate(rows))
         while places := [i for i in last if len(guesses[i]) < wanted[i][1]]:
             for i in places:
-                before, token = last[i], np.array(guesses[i][-1:], np.int64)
-                states = before.last_hidden_states
-                assert states is not None  # noqa: S101 -- asked for by ``_guess``
-                last[i] = Row(
-                    before.slot, token, before.start + len(before.tokens), hidden_states=states[-1:].copy()
-                )
+                last[i] = self._behind(last[i], guesses[i][-1])
             chosen = [wanted[i] for i in places], [last[i] for i in places]
             self._guess(*chosen, [guesses[i] for i in places])
         return [np.array(guessed, np.int64) for guessed in guesses]
+
+    def _behind(self, before: Row, guess: int) -> Row:
+        """Return the row of a guess, behind the row that gave it."""
+        read, own = before.hidden_states, before.last_hidden_states
+        assert read is not None and own is not None  # noqa: S101, PT018 -- set by ``_propose`` and ``_guess``
+        end = before.start + len(before.tokens)
+        states = self._inputs.of_head(read[-1:], own[-1:])
+        start = end if self._inputs.advances else end - 1
+        return Row(before.slot, np.array([guess], np.int64), start, hidden_states=states.copy())
 
     def _guess(
         self, wanted: Sequence[tuple[Request, int]], rows: Sequence[Row], guesses: Sequence[list[int]]
     ) -> None:
         """Run rows, and append a token to the guesses of each."""
-        width = self._runner.info.embedding_size
+        width = self._runner.info.hidden_width
         for row in rows:
             row.last_hidden_states = np.empty((len(row.tokens), width), np.float32)
         logits = self._runner.forward(rows)
         draw_guesses([request for request, _ in wanted], [row[-1] for row in logits], guesses)
+        if self._vocabulary is not None:
+            for guessed in guesses:
+                guessed[-1] = int(self._vocabulary[guessed[-1]])

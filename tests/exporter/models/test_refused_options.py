@@ -26,14 +26,30 @@ from carryall.exporter.family import normalised_config
         ("granitemoehybrid", {"hidden_act": "gelu"}),
         ("falcon_h1", {"hidden_act": "gelu"}),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}),
-        ("nemotron_h", {"moe_latent_size": 8}),
+        ("phimoe", {"num_experts_per_tok": 3}),
+        ("phimoe", {"sliding_window": 8}),
+        ("phimoe", {"long_mscale": 2.0}),
+        ("muse_glimmer_text", {"layer_rope_theta": [0, 20000.0, 0, 0, 0]}),
         ("ernie4_5_moe", {"moe_norm_min": 0.5}),
         ("olmoe", {"clip_qkv": 3.0}),
     ],
 )
 def test_it_is_named(model_type: str, option: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(next(iter(option)))):
-        normalised(model_type, **option)
+        normalised(model_type, **_in_place(model_type, option))
+
+
+def _in_place(model_type: str, option: dict[str, Any]) -> dict[str, Any]:
+    """Return the option where the family reads it."""
+    if "long_mscale" not in option:
+        return option
+    ropes = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "short_mscale": 1.0,
+    }
+    return {"rope_parameters": {**ropes, **option}}
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)

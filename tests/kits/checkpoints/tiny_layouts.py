@@ -473,8 +473,10 @@ def _nemotron_h(config: Mapping[str, Any]) -> Shapes:
     heads, size, groups = config["mamba_num_heads"], config["mamba_head_dim"], config["n_groups"]
     kinds = config["layers_block_type"]
 
-    def plain(scope: str, inner: int) -> Shapes:
-        return modules(**{f"{scope}up_proj": (inner, hidden), f"{scope}down_proj": (hidden, inner)})
+    latent = config.get("moe_latent_size") or hidden
+
+    def plain(scope: str, inner: int, outer: int = hidden) -> Shapes:
+        return modules(**{f"{scope}up_proj": (inner, outer), f"{scope}down_proj": (outer, inner)})
 
     def mixer(kind: str) -> Shapes:
         if kind == "mamba":
@@ -487,7 +489,9 @@ def _nemotron_h(config: Mapping[str, Any]) -> Shapes:
         shapes = modules(gate=(count, hidden)) | {"gate.e_score_correction_bias": (count,)}
         shapes |= plain("shared_experts__", config["moe_shared_expert_intermediate_size"])
         for expert in range(count):
-            shapes |= plain(f"experts__{expert}__", config["moe_intermediate_size"])
+            shapes |= plain(f"experts__{expert}__", config["moe_intermediate_size"], latent)
+        if latent != hidden:
+            shapes |= modules(fc1_latent_proj=(latent, hidden), fc2_latent_proj=(hidden, latent))
         return shapes
 
     def layer(i: int) -> Shapes:

@@ -141,6 +141,39 @@ def _lfm3(config: Mapping[str, Any]) -> Shapes:
     return decoder(config, layer, norm="embedding_norm")
 
 
+def _bitnet(config: Mapping[str, Any]) -> Shapes:
+    layer = attention(config) | gated_mlp(config) | norms(config, "input", "post_attention")
+    layer |= modules(self_attn__attn_sub_norm=(config["hidden_size"],))
+    return decoder(config, lambda _: layer | modules(mlp__ffn_sub_norm=(config["intermediate_size"],)))
+
+
+def _phimoe(config: Mapping[str, Any]) -> Shapes:
+    hidden, inner, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    bias = config["attention_bias"]
+    layer = attention(config, bias) | norms(config, "input", "post_attention", bias=True)
+    if bias:
+        layer["self_attn.o_proj.bias"] = (hidden,)
+    layer |= modules(block_sparse_moe__gate=(count, hidden))
+    for expert in range(count):
+        scope = f"block_sparse_moe__experts__{expert}__"
+        layer |= modules(**{f"{scope}w1": (inner, hidden), f"{scope}w3": (inner, hidden)})
+        layer |= modules(**{f"{scope}w2": (hidden, inner)})
+    shapes = decoder(config, lambda _: layer, norm_bias=True)
+    return shapes | ({"lm_head.bias": (config["vocab_size"],)} if config["lm_head_bias"] else {})
+
+
+def _muse_glimmer(config: Mapping[str, Any]) -> Shapes:
+    return _muse_text(config["text_config"], "model.language_model.")
+
+
+def _muse_text(text: Mapping[str, Any], prefix: str = "model.") -> Shapes:
+    layer = attention(text) | gated_mlp(text)
+    layer |= norms(text, "input", "post_attention", "pre_feedforward", "post_feedforward")
+    width = text["num_attention_heads"] * text["head_dim"]
+    layer |= modules(self_attn__gate_proj=(width, text["hidden_size"]))
+    return decoder(text, lambda _: layer, prefix=prefix)
+
+
 def _mistral3(config: Mapping[str, Any]) -> Shapes:
     text = {**config["text_config"], "tie_word_embeddings": config["tie_word_embeddings"]}
     shapes = {f"language_model.{name}": shape for name, shape in _llama(text).items()}
@@ -161,6 +194,18 @@ _MINISTRAL3: Config = {
         "mscale_all_dim": 1.0,
         "llama_4_scaling_beta": 0.1,
     },
+}
+
+_MUSE: Config = {
+    **_HEADS,
+    "num_hidden_layers": 5,
+    "hidden_activation": "silu",
+    "sliding_window": 5,
+    "final_logit_softcapping": 3.0,
+    "qk_scale_factor": 2.0,
+    "output_multiplier": 0.5,
+    "post_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 
 RELATIVES: dict[str, Layout] = {
@@ -297,6 +342,42 @@ RELATIVES: dict[str, Layout] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
         _granite_swa,
+    ),
+    "bitnet": ({**BASE, "rms_norm_eps": 1e-5, "attention_bias": False, "hidden_act": "relu2"}, _bitnet),
+    "phimoe": (
+        {
+            **BASE,
+            "hidden_size": 64,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "intermediate_size": 24,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.3,
+            "sliding_window": "null",
+        },
+        _phimoe,
+    ),
+    "muse_glimmer_text": (_MUSE, _muse_text),
+    "muse_glimmer": (
+        {
+            "text_config": {**_MUSE, "model_type": "muse_glimmer_text"},
+            "vision_config": {
+                "model_type": "muse_glimmer_vision",
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "pos_emb_height": 4,
+                "pos_emb_width": 4,
+                "max_position_embeddings": 16,
+            },
+            "out_hidden_size": 64,
+            "projector_hidden_size": 8,
+            "tie_word_embeddings": False,
+        },
+        _muse_glimmer,
     ),
     "lfm3": (
         {

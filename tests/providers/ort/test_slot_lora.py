@@ -53,7 +53,7 @@ def graph(folder: Path) -> Iterator[Path]:
         source = resolve_model(folder / "base")
         config = with_context(RunnerConfig(max_loras=1), source)
         branches = lora_branches(source, ())
-        yield lowered_model(source, CpuProvider(), config, change=branches)
+        yield lowered_model(source, CpuProvider(), config, changes=[branches])
 
 
 def opener(content: bytes) -> Any:

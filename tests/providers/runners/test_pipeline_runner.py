@@ -65,8 +65,8 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runne
     config = provider.resolve_options(with_context(given, source))
 
     def part(layers: LayerRange | None) -> Runner:
-        change = None if layers is None else KeepLayersPass(layers)
-        return provider.runner(lowered_model(source, provider, config, change=change), config)
+        changes = [] if layers is None else [KeepLayersPass(layers)]
+        return provider.runner(lowered_model(source, provider, config, changes=changes), config)
 
     cuts = (
         [LayerRange(0, 0), LayerRange(1, 2)] if request.param == 2 else [LayerRange(n, n) for n in range(3)]

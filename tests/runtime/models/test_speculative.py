@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.engine.speculation.draft_head import DraftHead
 from carryall.runtime.engine.speculation.draft_model import DraftModel
 from carryall.runtime.engine.speculation.prompt_lookup import PromptLookup
+from carryall.runtime.engine.speculation.proposer import Proposer
 from carryall.runtime.models.loading import LoadedModel, load_model
 from carryall.runtime.models.speculative import make_proposer
 from carryall.runtime.text.tokenizer import Tokenizer
@@ -42,11 +44,17 @@ def no_head(folder: Path | None) -> Runner:
     raise AssertionError(folder)
 
 
+def no_drafter(folder: Path, limit: Mapping[str, Any]) -> Proposer:
+    raise AssertionError(folder, limit)
+
+
 def test_the_methods(tmp_path: Path) -> None:
     model = toy_model(tmp_path)
-    assert isinstance(make_proposer("prompt-lookup", None, model, no_model, no_head), PromptLookup)
-    assert make_proposer("prompt-lookup", 3, model, no_model, no_head).max_tokens == 3
-    draft = make_proposer("draft:small", 5, model, lambda name: toy_model(tmp_path), no_head)
+    assert isinstance(
+        make_proposer("prompt-lookup", None, model, no_model, no_head, no_drafter), PromptLookup
+    )
+    assert make_proposer("prompt-lookup", 3, model, no_model, no_head, no_drafter).max_tokens == 3
+    draft = make_proposer("draft:small", 5, model, lambda name: toy_model(tmp_path), no_head, no_drafter)
     assert isinstance(draft, DraftModel)
     assert draft.max_tokens == 5
     asked: list[Path | None] = []
@@ -58,7 +66,7 @@ def test_the_methods(tmp_path: Path) -> None:
         return toy_model(tmp_path).runner
 
     for method in ("mtp", f"mtp:{tmp_path}"):
-        head = make_proposer(method, 2, states, no_model, open_head)
+        head = make_proposer(method, 2, states, no_model, open_head, no_drafter)
         assert isinstance(head, DraftHead)
         assert head.max_tokens == 2
     assert asked == [None, tmp_path]
@@ -75,7 +83,7 @@ def test_the_methods(tmp_path: Path) -> None:
 )
 def test_mistakes_are_refused(method: str, count: int | None, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        make_proposer(method, count, toy_model(tmp_path), no_model, no_head)
+        make_proposer(method, count, toy_model(tmp_path), no_model, no_head, no_drafter)
 
 
 def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> None:
@@ -87,7 +95,7 @@ def test_a_draft_of_another_tokenizer_is_refused_and_closed(tmp_path: Path) -> N
         (other, r"their tokenizers differ \(4096 and 258 tokens"),
     ):
         with pytest.raises(UsageError, match=words):
-            make_proposer("draft:other", None, model, lambda name, draft=draft: draft, no_head)  # type: ignore[misc]
+            make_proposer("draft:other", None, model, lambda name, draft=draft: draft, no_head, no_drafter)  # type: ignore[misc]
         assert isinstance(draft.runner, NullRunner)
         assert draft.runner.closed
 
