@@ -31,7 +31,8 @@ class Prepared:
         rows: [tokens], for each token its row among the states of all units, one behind the other; None if
             they are in order. Negative numbers count from the end of the constant rows of the graph. With
             ``weights`` it is [tokens, k].
-        places: [axes, tokens], places in time, height and width; None if positions have one axis.
+        places: [axes, tokens], places in time, height and width, of each run of tokens without text between;
+            none if positions have one axis.
         weights: [tokens, k], the parts of each row in a token; None for one row each.
         grid: rows and columns of the tiles that the picture is cut into, beside a tile of the whole.
     """
@@ -39,7 +40,7 @@ class Prepared:
     units: Sequence[Values]
     text: str
     rows: Ids | None = None
-    places: Ids | None = None
+    places: Sequence[Ids] = ()
     weights: Floats | None = None
     grid: tuple[int, int] = (1, 1)
 
