@@ -2,8 +2,12 @@
 
 A page is 256 pixels wide and has a line of text in each band of 32 pixels that is not empty. The words come
 from CPython's standard library (PSF licence); one in ten is held out, and so are five families of fonts.
+As a script it draws forms with held-out words, and what is on each:
+
+python tools/reader_pages.py examples/forms --fonts fonts --count 24 --seed 43
 """
 
+import argparse
 import io
 import json
 import random
@@ -11,7 +15,7 @@ import re
 import string
 import sysconfig
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +45,7 @@ LABELS = (
 )
 # fmt: on
 _UNITS = ("mg", "ml", "kg", "cm", "EUR", "USD", "%", "mmol/l", "h", "days")
+_KINDS = (*2 * ("words", "words", "name", "name", "date", "amount", "code", "digits"), "chance")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
@@ -113,6 +118,18 @@ class Printer:
         self.fonts, self.vocabulary, self.rng = fonts, vocabulary, rng
         self._faces: dict[tuple[Path, int], Any] = {}
 
+    def form(self, labels: Mapping[str, str]) -> Page:
+        """Draw a form with a band for each label; ``labels`` gives the kind of its value, of ``_KINDS``."""
+        font, size = self.rng.choice(self.fonts), self.rng.randint(17, 21)
+        fields: dict[str, str] = {}
+        for label, kind in labels.items():
+            while not (value := self._fitted(f"{label}: ", self._value(kind), font, size)):
+                pass
+            fields[label] = value
+        texts = [f"{label}: {value}" for label, value in fields.items()]
+        keys = {_key(label): value for label, value in fields.items()}
+        return self._drawn(texts, list(range(len(texts))), len(texts), self._face(font, size), keys)
+
     def page(self, bands: int, lines: int, *, form: bool) -> Page:
         """Draw a page of ``bands`` bands with ``lines`` lines of text, "label: value" in a form."""
         rng = self.rng
@@ -121,8 +138,8 @@ class Printer:
         texts: list[str] = []
         while len(texts) < lines:
             label = f"{self._label()}: " if form else ""
-            value = self._fitted(label, self._value(), font, size)
-            key = label[:-2].lower().replace(" ", "_")
+            value = self._fitted(label, self._value(rng.choice(_KINDS)), font, size)
+            key = _key(label[:-2])
             if not value or (form and key in fields):
                 continue
             fields[key] = value
@@ -190,11 +207,8 @@ class Printer:
             return self.rng.choice(LABELS)
         return self.rng.choice(self.vocabulary).capitalize()
 
-    def _value(self) -> str:
+    def _value(self, kind: str) -> str:
         rng = self.rng
-        kind = rng.choice(
-            (*2 * ("words", "words", "name", "name", "date", "amount", "code", "digits"), "chance")
-        )
         if kind == "words":
             return " ".join(rng.choice(self.vocabulary) for _ in range(rng.randint(1, 4)))
         if kind == "name":
@@ -220,6 +234,10 @@ class Printer:
         ).strip()
 
 
+def _key(label: str) -> str:
+    return label.lower().replace(" ", "_")
+
+
 def _characters(slots: Sequence[tuple[float, float, str]], bands: int, turn: float) -> npt.NDArray[np.int64]:
     """Return the characters of each token; ``turn`` is the rotation of the page in degrees."""
     rows, columns = bands * BAND // TOKEN, WIDTH // TOKEN
@@ -232,3 +250,34 @@ def _characters(slots: Sequence[tuple[float, float, str]], bands: int, turn: flo
             classes[row, column, used[row, column]] = CHARACTERS.index(character) + 1
             used[row, column] += 1
     return classes
+
+
+FORM = {"Patient": "name", "Date": "date", "Order": "code", "Total": "amount"}
+
+
+def main() -> None:
+    """Draw forms with the labels of FORM, as JPEG files, and write ``written.json``."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--fonts", type=Path, action="append", required=True, help="folder; repeatable")
+    parser.add_argument("--count", type=int, default=24, help="of forms")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out-fonts", action="store_true", help="not the fonts of the training")
+    args = parser.parse_args()
+    fonts = font_files(args.fonts, held_out=args.held_out_fonts)
+    printer = Printer(fonts, words(held_out=True), random.Random(args.seed))
+    args.out.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for number in range(args.count):
+        page = printer.form(FORM)
+        name = f"form-{number + 1:02}.jpg"
+        Image.fromarray(page.pixels).save(args.out / name, quality=90)
+        written[name] = page.fields
+    text = json.dumps(written, indent=1)
+    (args.out / "written.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -102,17 +102,21 @@ def feed_forward(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         return layers.gated_linear_unit(net, x, NAMES, net.config.mlp_width(layer))
 
 
-def build(net: Decoder, feed: Callable[[Decoder, int, ir.Value], ir.Value] = feed_forward) -> ir.Value:
+def build(
+    net: Decoder,
+    feed: Callable[[Decoder, int, ir.Value], ir.Value] = feed_forward,
+    prefix: str = "model",
+) -> ir.Value:
     """Write the decoder, with ``feed`` as its feed-forward layers, and return its logits."""
     c = net.config
-    x = layers.embedding(net, "model.embed_tokens")
+    x = layers.embedding(net, f"{prefix}.embed_tokens")
     for layer in range(c.num_layers):
         mix = attention if c.state(layer) is None else gated_convolution
-        with net.scope(f"model.layers.{layer}"):
+        with net.scope(f"{prefix}.layers.{layer}"):
             x = net.op("Add", x, mix(net, layer, layers.rms_norm(net, "operator_norm", x)))
             x = net.op("Add", x, feed(net, layer, layers.rms_norm(net, "ffn_norm", x)))
-    x = layers.rms_norm(net, "model.embedding_norm", x)
-    return layers.lm_head(net, x, embedding_name="model.embed_tokens")
+    x = layers.rms_norm(net, f"{prefix}.embedding_norm", x)
+    return layers.lm_head(net, x, embedding_name=f"{prefix}.embed_tokens")
 
 
 def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:

@@ -90,13 +90,26 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     return with_videos(processor_of(content, folder, raw, head_dim=head_dim), folder, raw)
 
 
-def with_videos(processor: Processor, folder: Path, raw: RawConfig, speed: float = 0.0) -> Processor:
-    """Return a processor that reads videos too, with ``tokens_per_second`` of ``speed``.
+def with_videos(
+    processor: Processor,
+    folder: Path,
+    raw: RawConfig,
+    speed: float = 0.0,
+    pixels: tuple[int, int] = (128 * 28 * 28, 28 * 28 * 768),
+) -> Processor:
+    """Return a processor that reads videos too.
+
+    Args:
+        processor: of pictures.
+        folder: the checkpoint.
+        raw: the content of config.json.
+        speed: ``tokens_per_second``.
+        pixels: the fewest and the most, by default.
 
     Raises:
         UnsupportedModelError: an option is not supported.
     """
-    least, most = _range(video_settings(folder), 128 * 28 * 28, 28 * 28 * 768)
+    least, most = _range(video_settings(folder), *pixels)
     token = integer(raw, "video_token_id", VIDEO_TOKEN_ID)
     return replace(
         processor,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, TABLE_ROWS, TABLE_WEIG
 from ...errors import CheckpointError
 from ..config import RawConfig, integer, mapping
 from ..encoders.tower import Tower, tower_config
+from ..image_processor import token_text, video_settings
 from ..weights import Checkpoint
 from . import qwen2_vl
 from .qwen2_vl import Processor as Processor
@@ -35,13 +37,20 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     """Return the processor of a checkpoint; see ``exporter.image_processor.image_processor``."""
     vision = mapping(raw, "vision_config")
     heads = max(1, integer(vision, "num_heads", 16))
-    return qwen2_vl.processor_of(
+    processor = qwen2_vl.processor_of(
         content,
         folder,
         {**raw, "vision_config": {"patch_size": 16, **vision}},
         head_dim=integer(vision, "hidden_size", 1152) // heads,
         positions=math.isqrt(integer(vision, "num_position_embeddings", 2304)),
     )
+    around = {"start": ("vision_start_token_id", 151_652), "end": ("vision_end_token_id", 151_653)}
+    texts = {name: token_text(folder, integer(raw, key, token)) for name, (key, token) in around.items()}
+    if video_settings(folder).get("cap_pixels_per_frame"):
+        return processor  # frames of other sizes than those that ``prepare_video`` makes
+    # The range of pixels is that of all frames of a video together.
+    seeing = qwen2_vl.with_videos(processor, folder, raw, pixels=(128 * 32 * 32, 32 * 32 * 768))
+    return replace(seeing, family="qwen3_vl", texts={**seeing.texts, **texts})
 
 
 def deep_layers(raw: RawConfig) -> list[int]:

@@ -43,14 +43,14 @@ class Processor(ImageProcessor):
 def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) -> Processor:
     """Return the processor of a checkpoint; see ``exporter.image_processor.image_processor``."""
     check_processor(content, ("Siglip2ImageProcessor",))
-    vision = _vision(raw)
+    vision = tower_part(raw)
     patch = int(content.get("patch_size", 16))
     if patch != integer(vision, "patch_size"):
         raise ValueError(f"'patch_size' {patch} is not that of the tower: {vision['patch_size']}")
     return Processor(
         family="siglip2",
         most_patches=int(content.get("max_num_patches", 256)),
-        positions=_positions(vision),
+        positions=position_edge(vision),
         patch=patch,
         merge=1,
         **levels(content, 2, HALF, HALF),
@@ -67,27 +67,38 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         CheckpointError: the configuration or a weight is damaged or missing.
         UnsupportedModelError: an option is not supported.
     """
-    vision = _vision(raw)
-    patch, entries = integer(vision, "patch_size"), _positions(vision) ** 2
+    vision = tower_part(raw)
+    patch = integer(vision, "patch_size")
     net = Tower(tower_config(raw, vision), checkpoint, (patch, patch, 3))
-    groups = net.groups(GROUPS, GROUP_ROWS)
-    weights = net.input(POSITION_WEIGHTS, ir.DataType.FLOAT, ("patches", entries))
     with net.scope("vision_model"):
-        with net.scope("embeddings"):
-            x = net.linear("patch_embedding", net.pixels, math.prod(net.patch), net.config.hidden_size)
-            x = net.op("Add", x, net.op("MatMul", weights, net.table("position_embedding", entries)))
-        for layer in range(net.config.num_layers):
-            with net.scope(f"encoder.layers.{layer}"):
-                x = siglip_layer(net, x, groups)
-        return pooled(net, vision, x)
+        return pooled(net, vision, tower_states(net, position_edge(vision)))
 
 
-def _vision(raw: RawConfig) -> RawConfig:
+def tower_states(net: Tower, positions: int) -> ir.Value:
+    """Write the embeddings and the layers, and return the states of all patches.
+
+    Args:
+        net: the graph, in the scope of the tower.
+        positions: entries along an edge of the table of positions.
+    """
+    groups = net.groups(GROUPS, GROUP_ROWS)
+    entries = positions**2
+    weights = net.input(POSITION_WEIGHTS, ir.DataType.FLOAT, ("patches", entries))
+    with net.scope("embeddings"):
+        x = net.linear("patch_embedding", net.pixels, math.prod(net.patch), net.config.hidden_size)
+        x = net.op("Add", x, net.op("MatMul", weights, net.table("position_embedding", entries)))
+    for layer in range(net.config.num_layers):
+        with net.scope(f"encoder.layers.{layer}"):
+            x = siglip_layer(net, x, groups)
+    return x
+
+
+def tower_part(raw: RawConfig) -> RawConfig:
     """Return the tower's part of config.json, complete."""
     return with_defaults(mapping(raw, "vision_config"), {**VISION, "num_patches": 256})
 
 
-def _positions(vision: RawConfig) -> int:
+def position_edge(vision: RawConfig) -> int:
     """Return the entries along an edge of the table of positions.
 
     Raises:

@@ -120,7 +120,7 @@ class Sight:
                 f"{wanted}; the tokenizer does not belong to this model"
             )
         states = [(picture.key, encoder.states(picture, salt)) for picture in pictures]
-        places = [picture.places for picture in pictures]
+        places = [place for picture in pictures for place in picture.places]
         sizes = [(picture.seen_size, picture.num_tokens) for picture in pictures]
         usage = [PictureUsage(width, height, count) for (height, width), count in sizes]
         return PromptImages.of(token_ids, tokens, states, places, usage)

@@ -75,7 +75,7 @@ class Picture:
         return self.prepared.text
 
     @property
-    def places(self) -> Ids | None:
+    def places(self) -> Sequence[Ids]:
         return self.prepared.places
 
 
@@ -186,7 +186,7 @@ class ImageEncoder:
         key = hashlib.blake2b(f"{self.processor} {prepared.text}".encode(), digest_size=32)
         for unit in prepared.units:
             key.update(unit_key(unit))
-        for array in (prepared.rows, prepared.places):
+        for array in (prepared.rows, *prepared.places):
             key.update(b"" if array is None else array.tobytes())
         count = sum(map(prepared.text.count, self.processor.tokens))
         return Picture(key.digest(), prepared, count, size, place, num_frames)

@@ -18,7 +18,9 @@ from .units import Prepared, UnitInputs, Values, merged_squares, normalized, squ
 
 def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     """Return a picture in tiles, with its text."""
-    columns, rows = (1, 1) if processor.max_tiles == 1 else best_grid(processor, *pixels.shape[:2])
+    height, width, _ = pixels.shape
+    counts = (processor.min_tiles, processor.max_tiles)
+    columns, rows = (1, 1) if processor.max_tiles == 1 else best_grid(height, width, processor.tile, counts)
     units = tiles(processor, pixels, rows, columns)
     texts = processor.texts
     places = texts["image"] * (len(units) * processor.tile_tokens)
@@ -27,28 +29,44 @@ def prepare(processor: Processor, pixels: Pixels) -> Prepared:
 
 def tiles(processor: Processor, pixels: Pixels, rows: int, columns: int) -> list[Values]:
     """Return the tiles of a picture, row by row, then the whole picture in one tile if there are several."""
-    from PIL import Image
+    edge = processor.tile
+    cut = cut_tiles(pixels, (rows, columns), edge, processor.resample)
+    return cut if len(cut) == 1 else [*cut, resized(pixels, edge, edge, processor.resample)]
 
-    resample, edge = Image.Resampling(processor.resample), processor.tile
-    image = Image.fromarray(pixels)
-    large = np.array(image.resize((columns * edge, rows * edge), resample), np.uint8)
-    cut = [
+
+def cut_tiles(pixels: Pixels, grid: tuple[int, int], edge: int, resample: int) -> list[Values]:
+    """Resize a picture to a grid of rows and columns of square tiles, and return these row by row."""
+    rows, columns = grid
+    large = resized(pixels, rows * edge, columns * edge, resample)
+    return [
         large[row * edge : (row + 1) * edge, column * edge : (column + 1) * edge]
         for row in range(rows)
         for column in range(columns)
     ]
-    return cut if len(cut) == 1 else [*cut, np.array(image.resize((edge, edge), resample), np.uint8)]
 
 
-def best_grid(processor: Processor, height: int, width: int) -> tuple[int, int]:
+def resized(pixels: Pixels, height: int, width: int, resample: int) -> Values:
+    """Return a picture in another size; ``resample`` is the filter, in the numbers of Pillow."""
+    from PIL import Image
+
+    return np.array(Image.fromarray(pixels).resize((width, height), Image.Resampling(resample)), np.uint8)
+
+
+def best_grid(height: int, width: int, tile: int, counts: tuple[int, int]) -> tuple[int, int]:
     """Return the columns and rows whose aspect ratio is nearest to that of a picture.
 
     Of grids with equal ratios the largest is taken that has less than twice the pixels of the picture.
+
+    Args:
+        height: pixels of the picture.
+        width: the same.
+        tile: pixels of an edge of a tile.
+        counts: the fewest and the most tiles.
     """
     best, nearest = (1, 1), float("inf")
-    for columns, rows in _grids(processor.min_tiles, processor.max_tiles):
+    for columns, rows in _grids(*counts):
         difference = abs(width / height - columns / rows)
-        large = height * width > 0.5 * processor.tile**2 * columns * rows
+        large = height * width > 0.5 * tile**2 * columns * rows
         if difference < nearest or (difference == nearest and large):
             best, nearest = (columns, rows), difference
     return best

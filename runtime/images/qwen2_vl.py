@@ -32,8 +32,8 @@ def prepared(processor: Processor, pixels: Pixels, height: int, width: int) -> P
     image = Image.fromarray(pixels).resize((width, height), Image.Resampling(processor.resample))
     token = processor.patch * processor.merge
     rows, columns = height // token, width // token
-    places = np.stack([np.zeros(rows * columns, np.int64), *_grid(rows, columns)])
-    return Prepared([np.array(image, np.uint8)], processor.texts["image"] * (rows * columns), places=places)
+    places = np.stack([np.zeros(rows * columns, np.int64), *grid(rows, columns)])
+    return Prepared([np.array(image, np.uint8)], processor.texts["image"] * (rows * columns), places=[places])
 
 
 def prepare_video(processor: Processor, video: Video) -> Prepared:
@@ -41,23 +41,28 @@ def prepare_video(processor: Processor, video: Video) -> Prepared:
 
     A unit later is a place later in time, or as many as ``tokens_per_second`` says.
     """
-    from PIL import Image
-
     frame = video.frames[0]
     of_frames = replace(
         processor, min_pixels=processor.video_min_pixels, max_pixels=processor.video_max_pixels
     )
     height, width = resized(of_frames, frame.shape[0], frame.shape[1])
-    filter_ = Image.Resampling(processor.resample)
-    values = [np.array(Image.fromarray(each).resize((width, height), filter_)) for each in video.frames]
-    values += [values[-1]] * (-len(values) % processor.frames)
-    units = [np.stack(values[i : i + processor.frames]) for i in range(0, len(values), processor.frames)]
+    units = units_of_frames(processor, video, height, width)
     token = processor.patch * processor.merge
-    row, column = _grid(height // token, width // token)
+    row, column = grid(height // token, width // token)
     step = processor.tokens_per_second * processor.frames * video.seconds_per_frame or 1.0
     time = (np.arange(len(units), dtype=np.float32) * np.float32(step)).astype(np.int64)
     places = np.stack([np.repeat(time, len(row)), np.tile(row, len(units)), np.tile(column, len(units))])
-    return Prepared(units, processor.texts["video"] * places.shape[1], places=places)
+    return Prepared(units, processor.texts["video"] * places.shape[1], places=[places])
+
+
+def units_of_frames(processor: Processor, video: Video, height: int, width: int) -> list[Values]:
+    """Return the frames in another size, as many together as a patch has; the last one is repeated."""
+    from PIL import Image
+
+    filter_ = Image.Resampling(processor.resample)
+    values = [np.array(Image.fromarray(each).resize((width, height), filter_)) for each in video.frames]
+    values += [values[-1]] * (-len(values) % processor.frames)
+    return [np.stack(values[i : i + processor.frames]) for i in range(0, len(values), processor.frames)]
 
 
 def resized(processor: Processor, height: int, width: int) -> tuple[int, int]:
@@ -89,7 +94,7 @@ def inputs(processor: Processor, unit: Values) -> UnitInputs:
     cut = cut.transpose(2, 5, 3, 6, 0, 1, 4, 7)
     cut = np.broadcast_to(cut, (*cut.shape[:5], processor.frames, *cut.shape[6:]))  # a picture is repeated
     count = rows * columns
-    row, column = (_in_order(axis, rows, columns, merge) for axis in _grid(rows, columns))
+    row, column = (_in_order(axis, rows, columns, merge) for axis in grid(rows, columns))
     cos, sin = turns(processor, row, column)
     others: dict[str, npt.NDArray[Any]] = {PATCH_COS: cos, PATCH_SIN: sin}
     groups = {GROUPS: [np.arange(count)]}
@@ -102,7 +107,7 @@ def inputs(processor: Processor, unit: Values) -> UnitInputs:
     return UnitInputs(patches, np.arange(count).reshape(-1, merge * merge), groups, others)
 
 
-def _grid(rows: int, columns: int) -> tuple[Ids, Ids]:
+def grid(rows: int, columns: int) -> tuple[Ids, Ids]:
     """Return row and column of each place of a grid, row by row."""
     row, column = np.divmod(np.arange(rows * columns, dtype=np.int64), columns)
     return row, column

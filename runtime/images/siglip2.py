@@ -12,7 +12,7 @@ import numpy as np
 from ...contract import GROUPS, POSITION_WEIGHTS
 from ...exporter.vision.siglip2 import Processor
 from .opening import Pixels
-from .units import Floats, Prepared, UnitInputs, Values, normalized
+from .units import Floats, Ids, Prepared, UnitInputs, Values, normalized
 
 _NEAR = 1e-5  # of the scale that is searched, as in transformers
 _LARGEST_SCALE = 100.0
@@ -51,14 +51,27 @@ def size(processor: Processor, height: int, width: int) -> tuple[int, int]:
 
 
 def inputs(processor: Processor, unit: Values) -> UnitInputs:
-    """Return the inputs of ``vision.onnx`` for a picture; patches are [height, width, channels]."""
-    edge = processor.patch
-    rows, columns = unit.shape[0] // edge, unit.shape[1] // edge
-    cut = normalized(processor, unit).reshape(3, rows, edge, columns, edge).transpose(1, 3, 2, 4, 0)
+    """Return the inputs of ``vision.onnx`` for a picture, all of whose patches are joined."""
+    count = unit.shape[0] // processor.patch * (unit.shape[1] // processor.patch)
+    values, merged = normalized(processor, unit), np.arange(count)[None]
+    return patch_inputs(values, processor.patch, processor.positions, merged)
+
+
+def patch_inputs(values: Floats, edge: int, positions: int, merged: Ids) -> UnitInputs:
+    """Return the inputs of ``vision.onnx`` for a unit; patches are [height, width, channels].
+
+    Args:
+        values: [3, height, width].
+        edge: pixels of an edge of a patch.
+        positions: entries along an edge of the tower's table of positions.
+        merged: [tokens, k], the patches that each token joins.
+    """
+    rows, columns = values.shape[1] // edge, values.shape[2] // edge
+    cut = values.reshape(3, rows, edge, columns, edge).transpose(1, 3, 2, 4, 0)
     patches = np.ascontiguousarray(cut.reshape(rows * columns, -1), np.float32)
-    numbers = np.arange(len(patches))
-    weights = position_weights(processor.positions, rows, columns)
-    return UnitInputs(patches, numbers[None], {GROUPS: [numbers]}, {POSITION_WEIGHTS: weights})
+    weights = position_weights(positions, rows, columns)
+    groups = {GROUPS: [np.arange(len(patches))]}
+    return UnitInputs(patches, merged, groups, {POSITION_WEIGHTS: weights})
 
 
 def position_weights(entries: int, rows: int, columns: int) -> Floats:

@@ -31,7 +31,8 @@ class Prepared:
         rows: [tokens], for each token its row among the states of all units, one behind the other; None if
             they are in order. Negative numbers count from the end of the constant rows of the graph. With
             ``weights`` it is [tokens, k].
-        places: [axes, tokens], places in time, height and width; None if positions have one axis.
+        places: [axes, tokens], places in time, height and width, of each run of tokens without text between;
+            none if positions have one axis.
         weights: [tokens, k], the parts of each row in a token; None for one row each.
         grid: rows and columns of the tiles that the picture is cut into, beside a tile of the whole.
     """
@@ -39,7 +40,7 @@ class Prepared:
     units: Sequence[Values]
     text: str
     rows: Ids | None = None
-    places: Ids | None = None
+    places: Sequence[Ids] = ()
     weights: Floats | None = None
     grid: tuple[int, int] = (1, 1)
 
@@ -110,7 +111,21 @@ def normalized(processor: ImageProcessor, unit: Values) -> Floats:
     The 256 values of each channel are normalized once: float64 times the factor, then float32.
     """
     levels = (np.arange(256, dtype=np.float64) * processor.rescale).astype(np.float32)
-    table = (levels[:, None] - np.array(processor.mean, np.float32)) / np.array(processor.std, np.float32)
+    return _looked_up(unit, levels, np.array(processor.mean, np.float32), np.array(processor.std, np.float32))
+
+
+def normalized_at_once(processor: ImageProcessor, unit: Values) -> Floats:
+    """Return what ``normalized`` does, rounded as transformers' processors on torchvision round it.
+
+    In place of the values, mean and deviation are rescaled, in float32.
+    """
+    levels, back = np.arange(256, dtype=np.float32), np.float32(1 / processor.rescale)
+    mean, std = (np.array(each, np.float32) * back for each in (processor.mean, processor.std))
+    return _looked_up(unit, levels, mean, std)
+
+
+def _looked_up(unit: Values, levels: Floats, mean: Floats, std: Floats) -> Floats:
+    table = (levels[:, None] - mean) / std
     return np.stack([table[unit[..., channel], channel] for channel in range(3)])
 
 

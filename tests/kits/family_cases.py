@@ -297,6 +297,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm3": ("lfm3", {}),
     "lfm3-plain": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "lfm2": ("lfm2", {}),
+    "lfm2_vl": ("lfm2_vl", {}),
     "lfm2_moe": ("lfm2_moe", {"seed": 1}),
     "lfm2_moe-unnormalized": (
         "lfm2_moe",
@@ -334,6 +335,7 @@ GOLDEN_OF = {
     "gemma4": "gemma4_text",
     "muse_glimmer_text": "muse_glimmer",
     "gemma4_unified": "gemma4_unified_text",
+    "lfm2_vl": "lfm2",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "mistral3": "ministral3",

@@ -1,6 +1,7 @@
 """Golden files of families that see: the results of transformers for tiny checkpoints and two pictures.
 
-``python tests/kits/seeing_golden.py [FAMILY ...]``, with torch and transformers, records them again.
+``python tests/kits/seeing_golden.py [FAMILY ...]``, with torch and transformers, records them again;
+``lfm2_vl`` needs torchvision too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FAMILIES = (
     *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl", "mistral3"),
     *("lighton_ocr", "llava+pixtral"),
     *("gemma3", "gemma3+crops", "gemma4", "gemma4+joined"),
-    *("qwen3_5", "qwen3_5_moe", "paddleocr_vl", "glm_ocr"),
+    *("qwen3_5", "qwen3_5_moe", "paddleocr_vl", "glm_ocr", "lfm2_vl"),
 )
 NEW_TOKENS = 16
 QUESTION = "What differs?"
@@ -115,7 +116,7 @@ def _processor(checkpoint: Path, model_type: str, tokenizer: Any) -> Any:
 
     files = tiny_family(model_type)
     name = str(files.processor["processor_class"])
-    images = getattr(transformers, _image_processor(str(files.preprocessor["image_processor_type"])))
+    images = _image_processor(str(files.preprocessor["image_processor_type"]))
     options = {key: value for key, value in files.processor.items() if key != "processor_class"}
     # The video processors need torchvision, which would also replace Pillow in those of pictures.
     base = _pixtral_processor() if name == "PixtralProcessor" else getattr(transformers, name)
@@ -139,9 +140,31 @@ def _pixtral_processor() -> Any:
             del sys.modules[name]
 
 
-def _image_processor(name: str) -> str:
-    """Return the class of an image processor on Pillow."""
-    return f"{name.removesuffix('Fast')}Pil"
+def _image_processor(name: str) -> Any:
+    """Return the class of an image processor on Pillow; one that knows torchvision only resizes with Pillow.
+
+    torchvision's filters are those of Pillow in other integers, and change values by 1.
+    """
+    import transformers
+
+    name = name.removesuffix("Fast")
+    images = getattr(transformers, f"{name}Pil", None)
+    if images is None:
+        images = getattr(transformers, name)
+        images.__base__.resize = _resize
+    return images
+
+
+def _resize(self: Any, image: Any, size: Any, resample: Any, **_: Any) -> Any:
+    """Return pictures [n, 3, height, width] in another size, by Pillow."""
+    import torch
+    from PIL import Image
+
+    resized = [
+        np.array(Image.fromarray(each).resize((size.width, size.height), resample))
+        for each in image.permute(0, 2, 3, 1).numpy()
+    ]
+    return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
 
 
 def _anything(self: Any, name: str, argument: Any) -> None:

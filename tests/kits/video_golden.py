@@ -1,14 +1,16 @@
 """Golden files of families that read videos: the results of transformers for tiny checkpoints and a video.
 
-``python tests/kits/video_golden.py``, with torch, torchvision, num2words and transformers, records them
-again. The frames need no resizing: transformers resizes those of videos with torchvision, which rounds
-otherwise than Pillow.
+``python tests/kits/video_golden.py [FAMILY ...]``, with torch, torchvision, num2words and transformers,
+records them again. The frames need no resizing: transformers resizes those of videos with torchvision, which
+rounds otherwise than Pillow.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,21 @@ from vision_golden import golden_path, picture
 
 Array = npt.NDArray[Any]
 
-FAMILIES = ("smolvlm", "qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 QUESTION, FPS, NEW_TOKENS, SEED = "What happens?", 4, 16, 1
-_SIZES = {"smolvlm": (32, 32), "qwen2_vl": (48, 80), "qwen2_5_vl": (48, 80)}
+_SIZES = {"smolvlm": (32, 32)}
 _QWEN = {
     "video_processor_type": "Qwen2VLVideoProcessor",
     "patch_size": 8,
     "merge_size": 2,
     "temporal_patch_size": 2,
     "size": {"shortest_edge": 16 * 16, "longest_edge": 96 * 96},
+}
+_QWEN3 = {
+    **_QWEN,
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "size": {"shortest_edge": 16 * 16, "longest_edge": 5 * 96 * 96},  # of all frames together
+    "cap_pixels_per_frame": False,
 }
 _SETTINGS: dict[str, dict[str, Any]] = {
     "smolvlm": {
@@ -37,12 +45,13 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     },
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
+    **dict.fromkeys(("qwen3_vl", "qwen3_5"), _QWEN3),
 }
 
 
 def frames(family: str) -> list[npt.NDArray[np.uint8]]:
     """Return five frames, which are no whole number of patches of Qwen's towers in time."""
-    return [picture(*_SIZES[family], shift=30 * number) for number in range(5)]
+    return [picture(*_SIZES.get(family, (48, 80)), shift=30 * number) for number in range(5)]
 
 
 def write_checkpoint(folder: Path, family: str) -> Path:
@@ -104,8 +113,8 @@ def transformers_answer(checkpoint: Path, family: str) -> dict[str, Array]:
     return {**answer, "logits": logits[0], "tokens": np.array(tokens)}
 
 
-def _record() -> None:
-    for family in FAMILIES:
+def _record(families: Sequence[str]) -> None:
+    for family in families or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             answer: dict[str, Any] = transformers_answer(write_checkpoint(Path(folder), family), family)
         np.savez_compressed(video_path(family), **answer)
@@ -113,4 +122,4 @@ def _record() -> None:
 
 
 if __name__ == "__main__":
-    _record()
+    _record(sys.argv[1:])

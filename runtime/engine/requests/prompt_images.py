@@ -44,7 +44,7 @@ class PromptImages:
         token_ids: Sequence[int],
         image_token_ids: Sequence[int],
         pictures: Sequence[tuple[bytes, npt.NDArray[np.float32]]],
-        places: Sequence[Ids | None] = (),
+        places: Sequence[Ids] = (),
         usage: Sequence[PictureUsage] = (),
     ) -> PromptImages:
         """Return the pictures of a prompt.
@@ -53,8 +53,8 @@ class PromptImages:
             token_ids: of the prompt.
             image_token_ids: what stands for a row of a picture or a video; as many as there are rows.
             pictures: key and rows [n, hidden] of each picture, in the order of the prompt.
-            places: of each picture, the places [axes, n] of its rows in time, height and width; None or
-                nothing for models whose positions have one axis.
+            places: the places [axes, n] in time, height and width of each run of rows without text between:
+                a picture, or a part of a video; nothing for models whose positions have one axis.
             usage: what each picture takes.
         """
         identity = np.array(token_ids, np.int64)
@@ -63,8 +63,7 @@ class PromptImages:
         rows[seen] = np.arange(len(seen))
         words = [_words(key, len(states)) for key, states in pictures]
         identity[seen] = -1 - np.concatenate(words)
-        given = [place for place in places if place is not None]
-        positions = _positions(len(identity), seen, given) if given else None
+        positions = _positions(len(identity), seen, places) if places else None
         states = np.concatenate([states for _, states in pictures])
         return cls(states, rows, identity, _ahead(rows >= 0), positions, tuple(usage))
 

@@ -119,3 +119,13 @@ def test_a_processor_that_transformers_5_wrote_is_read(tmp_path: Path) -> None:
         record = read_image_processor(tmp_path / package / "image_processor.json")
         assert isinstance(record, Processor)
         assert (record.min_pixels, record.max_pixels, record.mean) == (600, 7000, (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_videos_whose_frames_are_capped_are_not_read(tmp_path: Path, capped: bool) -> None:
+    checkpoint = write_vlm(tmp_path / "checkpoint", "qwen3_vl")
+    settings = json.dumps({"size": {}, "cap_pixels_per_frame": capped})
+    (checkpoint / "video_preprocessor_config.json").write_text(settings, encoding="utf-8")
+    export(checkpoint, tmp_path / "package")
+    record = read_image_processor(tmp_path / "package" / "image_processor.json")
+    assert ("video" in record.texts) != capped

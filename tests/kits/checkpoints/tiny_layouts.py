@@ -374,7 +374,12 @@ def _qwen3_5_seeing(config: Mapping[str, Any]) -> Shapes:
     }
 
 
-def _lfm2(config: Mapping[str, Any]) -> Shapes:
+def _lfm2_seeing(config: Mapping[str, Any]) -> Shapes:
+    shapes = _lfm2(config["text_config"], "model.language_model.")
+    return {**shapes, "model.vision_tower.post_layernorm.weight": (8,)}
+
+
+def _lfm2(config: Mapping[str, Any], prefix: str = "model.") -> Shapes:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     size, bias = hidden // config["num_attention_heads"], config["conv_bias"]
 
@@ -403,7 +408,7 @@ def _lfm2(config: Mapping[str, Any]) -> Shapes:
         shapes["conv.conv.weight"] = (hidden, 1, config["conv_L_cache"])
         return shapes | ({"conv.conv.bias": (hidden,)} if bias else {})
 
-    return decoder(config, layer, norm="embedding_norm")
+    return decoder(config, layer, norm="embedding_norm", prefix=prefix)
 
 
 def _mamba(
@@ -663,6 +668,13 @@ LAYOUTS: dict[str, tuple[Config, Callable[[Mapping[str, Any]], Shapes]]] = {
     ),
     "qwen3_next": ({**_QWEN3_5_MOE, "norm_topk_prob": True}, _qwen3_5),
     "lfm2": ({**_LFM2, "block_auto_adjust_ff_dim": False}, _lfm2),
+    "lfm2_vl": (
+        {
+            "text_config": {"model_type": "lfm2", **_LFM2, "block_auto_adjust_ff_dim": False},
+            "tie_word_embeddings": True,
+        },
+        _lfm2_seeing,
+    ),
     "lfm2_moe": (
         {
             **_LFM2,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tiny_gemma_vls
+import tiny_lfm2_vls
 import tiny_llavas
 import tiny_qwen_vls
 from tiny_layouts import attention as attention_shapes
@@ -167,6 +168,16 @@ def family(model_type: str) -> Family:
             tiny_gemma_vls.SPECIAL,
             tiny_gemma_vls.template(model_type),
             tiny_gemma_vls.NAMES,
+        )
+    if model_type == "lfm2_vl":
+        return Family(
+            tiny_lfm2_vls.CONFIG,
+            tiny_lfm2_vls.shapes,
+            tiny_lfm2_vls.PREPROCESSOR,
+            tiny_lfm2_vls.PROCESSOR,
+            tiny_lfm2_vls.SPECIAL,
+            tiny_lfm2_vls.CHAT_TEMPLATE,
+            tiny_lfm2_vls.NAMES,
         )
     side = VISION_CONFIG["image_size"]
     name = {"smolvlm": "SmolVLM", "idefics3": "Idefics3"}[model_type]

@@ -28,7 +28,7 @@ OTHER_OPTIONS: list[Json] = [
     {"provider_options": {"kernels": "onnxruntime"}},
     {"speculative": "prompt-lookup"},
 ]
-STATES = ("qwen3_5", "qwen3_5_moe")  # families whose layers have states
+STATES = ("qwen3_5", "qwen3_5_moe", "lfm2_vl")  # families whose layers have states
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

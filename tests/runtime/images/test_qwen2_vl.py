@@ -67,10 +67,10 @@ def test_text_goes_on_behind_the_last_place_in_time() -> None:
     options.check()
     video = open_video([np.zeros((16, 16, 3), np.uint8)] * 9, 2)
     prepared = qwen2_vl.prepare_video(options, video)
-    assert prepared.places is not None
-    assert prepared.places[0].tolist() == list(range(5))
+    (places,) = prepared.places
+    assert places[0].tolist() == list(range(5))
     states = [(b"k", np.zeros((5, 4), np.float32))]
-    images = PromptImages.of([7, *[6] * 5, 8], options.token_ids, states, [prepared.places])
+    images = PromptImages.of([7, *[6] * 5, 8], options.token_ids, states, prepared.places)
     assert images.positions is not None
     assert images.positions[0].tolist() == [0, 1, 2, 3, 4, 5, 6]
 
@@ -121,7 +121,7 @@ def test_the_table_of_positions_is_interpolated_from_corner_to_corner(rows: int,
 
 
 def test_places_count_rows_and_columns_of_tokens() -> None:
-    places = qwen2_vl.prepare(processor(1, 2**24, 2), np.zeros((8, 12, 3), np.uint8)).places
+    (places,) = qwen2_vl.prepare(processor(1, 2**24, 2), np.zeros((8, 12, 3), np.uint8)).places
     assert places is not None
     np.testing.assert_array_equal(places, [[0] * 6, [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])
 
