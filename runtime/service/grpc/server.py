@@ -43,6 +43,9 @@ CLOSING_SECONDS = 0.2
 _THREADS = min(max(os.cpu_count() or 1, 4), 16) + 4
 # The connection of a host that answers no ping ends, and its requests with it.
 _PING_SECONDS, _ANSWER_SECONDS = 60.0, 20.0
+# gRPC cancels calls that no handler has taken after 30 s, as on a host whose processor is starved. Clients
+# cannot tell that from a cancellation of their own, and do not retry; their deadlines end calls anyway.
+_UNTAKEN_SECONDS = 86_400
 
 
 class GrpcServer:
@@ -66,6 +69,7 @@ class GrpcServer:
             # The limit of every ping (60 s by default); grpc.keepalive_timeout_ms ended no connection.
             ("grpc.http2.ping_timeout_ms", int(_ANSWER_SECONDS * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),  # idle connections end too
+            ("grpc.server_max_unrequested_time_in_server", _UNTAKEN_SECONDS),
             ("grpc.http2.max_pings_without_data", 0),  # no limit: a request may wait long in the queue
         ]
         inference = inference or Inference.of(models, config)

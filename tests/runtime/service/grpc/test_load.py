@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 from grpc_serving import Served, joined, read, serving
 from null_llm import null_llm
 
+from carryall.client import Client
 from carryall.proto import generation_pb2 as pb
 from carryall.runtime.api.async_llm import AsyncLLM
 
@@ -91,5 +93,24 @@ def test_clients_that_vanish_free_everything() -> None:
             stats = llm.stats()
             assert stats.kv_tokens == stats.idle_kv_tokens
             await burst(served, 4, 4)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_calls_wait_for_a_busy_server_as_long_as_their_clients_do() -> None:
+    """gRPC itself cancels calls that no handler took within 30 s, as on a host whose processor is starved."""
+
+    async def scenario() -> None:
+        async with null_llm(max_slots=4) as llm, serving(llm) as served:
+            with Client(served.address) as client, ThreadPoolExecutor(4) as pool:
+                loop = asyncio.get_running_loop()
+                calls = [
+                    loop.run_in_executor(pool, lambda: client.generate("x", max_tokens=2, ignore_eos=True))
+                    for _ in range(4)
+                ]
+                time.sleep(32)  # nothing takes a call
+                replies = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(reply).__name__ for reply in replies] == ["Reply"] * 4
 
     asyncio.run(scenario())
