@@ -29,6 +29,8 @@ FORMS = {
     "Q5_0": StoredForm(5, 32, 0, HALF_MIDDLE),
     "Q5_1": StoredForm(5, 32, 0, HALF_MINIMA),
     "Q8_0": StoredForm(8, 32, 0, HALF_MIDDLE),
+    "Q2_K": StoredForm(2, 16, 256, HALF_MINIMA),
+    "Q3_K": StoredForm(3, 16, 256, HALF_MIDDLE),
     "Q4_K": StoredForm(4, 32, 256, HALF_MINIMA),
     "Q5_K": StoredForm(5, 32, 256, HALF_MINIMA),
     "Q6_K": StoredForm(6, 16, 256, HALF_MIDDLE),
@@ -43,7 +45,8 @@ def stored_tile_bytes(form: StoredForm, inputs: int) -> int:
     stretch = form.group or form.block
     size = COLUMNS * (stretch * form.bits // 8 + _SCALE_BYTES[form.offsets])
     if form.group:
-        size += COLUMNS * (12 if form.offsets == HALF_MINIMA else form.group // form.block)
+        sixes = form.bits == 3 or (form.offsets == HALF_MINIMA and form.block == 32)  # sixteen integers of 6 bits
+        size += COLUMNS * (12 if sixes else form.group // form.block)
     return -(-(inputs // stretch * size) // 64) * 64
 
 

@@ -63,7 +63,7 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
   const int64_t steps = parts(rows.width, size.inputs), tile_size = w.tile_bytes();
   const int64_t room = count > kFewStrips * kGroup ? kUnpacked : kUnpackedForFew;
   const int64_t chunk = smaller(room / size.bytes, steps), most = larger(1, room / (chunk * size.bytes));
-  configure(kGroup, smaller(w.halves() && w.bits != 6 ? w.block : size.inputs, kLine));
+  configure(kGroup, smaller(w.halves() && w.block > 16 ? w.block : size.inputs, kLine));
   for (int64_t tile = first_tile; tile < last_tile; tile += most) {
     const int64_t tiles = smaller(most, last_tile - tile), column = tile * kColumns, after = tile + tiles;
     const uint8_t* data = w.data + tile * tile_size;

@@ -68,7 +68,29 @@ struct TwoBlocks {  // of 32 inputs, which have scales of their own
   }
 };
 
-struct ThreeDigits {  // of weights of a group (amx_stored.h)
+struct TwoDigits {  // of weights of a group (amx_stored.h)
+  static constexpr int kTiles = 2, kPhases = 4;
+  template <int kPhase>
+  CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t, int32_t* products) {
+    if constexpr (kPhase == 0) {
+      _tile_zero(0);
+      _tile_loadd(4, values, width);
+      _tile_loadd(6, bytes, kLine);
+    }
+    if constexpr (kPhase == 1) {
+      _tile_dpbssd(0, 4, 6);
+      _tile_zero(1);
+      _tile_loadd(7, bytes + kGroupBytes, kLine);
+    }
+    if constexpr (kPhase == 2) {
+      _tile_dpbssd(1, 4, 7);
+      _tile_stored(0, products, kLine);
+    }
+    if constexpr (kPhase == 3) _tile_stored(1, products + kProducts, kLine);
+  }
+};
+
+struct ThreeDigits {
   static constexpr int kTiles = 3, kPhases = 4;
   template <int kPhase>
   CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t, int32_t* products) {
@@ -264,8 +286,10 @@ class BlockSums {
 
 // Sums over groups of 64 inputs whose blocks have integers as factors: K-quants and IQ4_XS. The factors of a step are those that
 // amx_stored.h writes.
-template <class Step, bool kMinima>
+template <class Step, int kMinima>  // of a group
 class GroupSums {
+  static constexpr int kOfMinima = std::is_same_v<Step, TwoBlocks> ? 3 : 1;  // the factor
+
  public:
   // Where the sums are in a tile: factors of the columns, scales and sums of the rows.
   struct Place {
@@ -277,7 +301,7 @@ class GroupSums {
 
   explicit GroupSums(const Panel& p) : p_(p) {}
 
-  void read(int64_t row) { group_.read(p_, row, 1, kMinima); }
+  void read(int64_t row) { group_.read(p_, row, 1, kMinima > 0); }
 
   CARRYALL_INLINE Place begin(int64_t tile, __m512 (&)[kGroup]) {
     return {p_.factors + tile * p_.factor_tile, group_.scales, group_.sums};
@@ -285,13 +309,14 @@ class GroupSums {
 
   template <int kPhase>
   CARRYALL_INLINE void add(Place& place, const int32_t* products, __m512 (&sums)[kGroup]) {
-    const __m512 scale = place.factor(0), of_minima = place.factor(kMinima ? 3 : 0), first = place.factor(kMinima ? 4 : 0), second = place.factor(kMinima ? 5 : 0);
-#pragma GCC unroll 4
+    const __m512 scale = place.factor(0), of_minima = place.factor(kMinima > 0 ? kOfMinima : 0);
+#pragma GCC unroll 16
     for (int r = kPhase * kGroup / Step::kPhases; r < (kPhase + 1) * kGroup / Step::kPhases; r++) {
       __m512 sum = _mm512_mul_ps(total(place, products + r * kColumns), scale);
-      if (kMinima) {
+      if constexpr (kMinima > 0) {
         const float* of_row = place.sums + r * kRowStep;
-        const __m512 subtracted = _mm512_fmadd_ps(second, _mm512_set1_ps(of_row[1]), _mm512_mul_ps(first, _mm512_set1_ps(of_row[0])));
+        __m512 subtracted = _mm512_mul_ps(place.factor(kOfMinima + 1), _mm512_set1_ps(of_row[0]));
+        for (int j = 1; j < kMinima; j++) subtracted = _mm512_fmadd_ps(place.factor(kOfMinima + 1 + j), _mm512_set1_ps(of_row[j]), subtracted);
         sum = _mm512_fnmadd_ps(subtracted, of_minima, sum);
       }
       sums[r] = _mm512_fmadd_ps(sum, _mm512_set1_ps(place.scales[r * kRowStep]), sums[r]);
@@ -299,7 +324,7 @@ class GroupSums {
     if constexpr (kPhase < Step::kPhases - 1) return;
     place.factors += p_.factor_step;
     place.scales++;
-    place.sums += 2;
+    place.sums += kMinima;
   }
 
   CARRYALL_INLINE void end(Place&, __m512 (&)[kGroup]) {}
@@ -311,6 +336,10 @@ class GroupSums {
     if constexpr (std::is_same_v<Step, TwoBlocks>) {
       const __m512 first = _mm512_mul_ps(_mm512_cvtepi32_ps(product(0)), place.factor(1));
       return _mm512_fmadd_ps(_mm512_cvtepi32_ps(product(1)), place.factor(2), first);
+    } else if constexpr (std::is_same_v<Step, OneLine>) {
+      return _mm512_cvtepi32_ps(product(0));
+    } else if constexpr (std::is_same_v<Step, TwoDigits>) {
+      return _mm512_cvtepi32_ps(with_digit(product(0), product(1)));
     } else {
       return _mm512_cvtepi32_ps(with_digit(product(0), with_digit(product(1), product(2))));
     }
@@ -378,9 +407,11 @@ void multiply_early(const Panel& panel) {
   const Weights& w = *panel.weights;
   const bool one = panel.step <= kLine, inexact = w.bits == 8 && w.offsets != Offsets::middle && !w.halves();
   if (w.halves() && w.group > 0) {
-    if (w.coded()) add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, false>>(panel);
-    else if (w.bits == 6) add_panel<kEarly, ThreeDigits, GroupSums<ThreeDigits, false>>(panel);
-    else add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, true>>(panel);
+    if (w.bits == 2) add_panel<kEarly, OneLine, GroupSums<OneLine, 4>>(panel);
+    else if (w.bits == 3) add_panel<kEarly, TwoDigits, GroupSums<TwoDigits, 0>>(panel);
+    else if (w.bits == 6) add_panel<kEarly, ThreeDigits, GroupSums<ThreeDigits, 0>>(panel);
+    else if (w.coded()) add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, 0>>(panel);
+    else add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, 2>>(panel);
   } else if (inexact) {
     one ? add_blocks<kEarly, OneLine, true>(panel) : add_blocks<kEarly, Lines, true>(panel);
   } else {

@@ -1,6 +1,7 @@
-// Weights of GGUF files as bytes for AMX. Blocks of 32 become signed bytes. Blocks of Q6_K have 16 weights, too few for a product. A
-// weight times the integer of its block does not fit a byte, but its product with each digit of the integer in base 8 does, if
-// digits are -3 to 4 (and values -32 to 31), so a group of 64 inputs has a product for each of three digits, which are added exactly.
+// Weights of GGUF files as bytes for AMX. Blocks of 32 become signed bytes. Blocks of 16 are too few for a product, so those of a group
+// of 64 inputs are multiplied by the integers of their blocks before. That fits a byte with Q2_K. With Q3_K and Q6_K the product with
+// each digit of the integer in base 8 does, if digits are -3 to 4 (and values -32 to 31), so a group has a product for each of two or
+// three digits, which are added exactly.
 #pragma once
 #include "avx512_gguf.h"
 
@@ -17,8 +18,8 @@ struct StoredForm {
   CARRYALL_INLINE explicit StoredForm(const Weights& w) {
     const bool minima = w.offsets == Offsets::half_minima;
     step = w.group > 0 ? kSharedScale : w.block;
-    step_bytes = step * kColumns * (w.bits == 6 ? 3 : 1);
-    factor_bytes = kLine * (w.group == 0 ? minima ? 2 : 1 : w.bits == 6 ? 1 : minima ? 6 : 3);
+    step_bytes = step * kColumns * (w.bits == 6 ? 3 : w.bits == 3 ? 2 : 1);
+    factor_bytes = kLine * (w.group == 0 ? minima ? 2 : 1 : minima ? 6 : w.coded() ? 3 : 1);
   }
 };
 
@@ -27,33 +28,38 @@ CARRYALL_INLINE __m512i words_of(__m512i x) {
   return _mm512_or_si512(_mm512_and_si512(x, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(x, 16));
 }
 
-// A digit of Q6_K, by which words of values relative to 32 are multiplied. The lower byte's product is raised by 128, so that it
+// A digit, by which words of signed values are multiplied. The lower byte's product is raised by 128, so that it
 // borrows nothing from the upper one.
 struct SignedDigit {
   __m512i digit;
 
-  CARRYALL_INLINE explicit SignedDigit(__m512i of_columns) : digit(words_of(of_columns)) {}
   CARRYALL_INLINE __m512i times(__m512i values) const {
     const __m512i raised = _mm512_set1_epi16(128);
     return _mm512_xor_si512(_mm512_add_epi16(_mm512_mullo_epi16(values, digit), raised), raised);
   }
 };
 
-// Three digits of blocks of 16 inputs, `kFirst` and the following, of a unit of Q6_K.
-template <int kFirst>
-CARRYALL_INLINE void write_three_digits(const uint8_t* unit, __m128i scales, int8_t* bytes) {
-  const __m512i seven = _mm512_set1_epi32(7), three = _mm512_set1_epi32(3);
-  __m512i rest = _mm512_cvtepi8_epi32(scales), digits[3];
-  for (int d = 0; d < 2; d++) {
-    digits[d] = _mm512_sub_epi32(_mm512_and_si512(_mm512_add_epi32(rest, three), seven), three);
-    rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, digits[d]), kDigitBits);
+// A block of 16 inputs from `kFirst` on, of a unit of Q2_K, Q3_K or Q6_K, times its integer or its digits.
+template <int kBits, int kFirst>
+CARRYALL_INLINE void write_sixteen(const uint8_t* unit, __m128i scales, int8_t* bytes) {
+  constexpr int kDigits = kBits == 6 ? 3 : 2;
+  const __m512i seven = _mm512_set1_epi32(7), three = _mm512_set1_epi32(3), scale = _mm512_cvtepi8_epi32(scales);
+  __m512i rest = scale, digits[kDigits];
+  for (int d = 0; d < kDigits - 1; d++) {
+    const __m512i digit = _mm512_sub_epi32(_mm512_and_si512(_mm512_add_epi32(rest, three), seven), three);
+    rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, digit), kDigitBits);
+    digits[d] = words_of(digit);
   }
-  digits[2] = rest;
-  const SignedDigit multipliers[3] = {SignedDigit(digits[0]), SignedDigit(digits[1]), SignedDigit(digits[2])};
+  digits[kDigits - 1] = words_of(rest);
   stored::each<4>([&](auto line) __attribute__((always_inline)) {
     constexpr int k = kFirst + 4 * decltype(line)::value;
-    const __m512i values = _mm512_sub_epi16(stored::four_inputs<6, k>(unit), _mm512_set1_epi16(32 * 257));
-    for (int d = 0; d < 3; d++) _mm512_storeu_si512(bytes + d * kGroupBytes + k * kColumns, multipliers[d].times(values));
+    const __m512i values = stored::four_inputs<kBits, k>(unit);
+    if constexpr (kBits == 2) {
+      _mm512_storeu_si512(bytes + k * kColumns, _mm512_mullo_epi16(values, words_of(scale)));
+    } else {
+      const __m512i middle = _mm512_set1_epi16((1 << (kBits - 1)) * 257), relative = _mm512_sub_epi16(values, middle);
+      for (int d = 0; d < kDigits; d++) _mm512_storeu_si512(bytes + d * kGroupBytes + k * kColumns, SignedDigit{digits[d]}.times(relative));
+    }
   });
 }
 
@@ -71,8 +77,8 @@ CARRYALL_INLINE __m512i all_codes(const Weights& w) {
   return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(codes_of(w))));
 }
 
-// Groups [first, last) of a tile of K-quants or IQ4_XS, and their factors: the scale of the stretch; the integers of both blocks of 32
-// as floats; the scale of minima and both integers of minima.
+// Groups [first, last) of a tile of K-quants or IQ4_XS, and their factors: the scale of the stretch; the integers of blocks of 32 as
+// floats; the scale of minima and the integers of minima.
 template <int kBits>
 void unpack_groups(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, int8_t* bytes, uint8_t* factors) {
   const StoredForm form(w);
@@ -81,13 +87,16 @@ void unpack_groups(const Weights& w, const uint8_t* tile, int64_t first, int64_t
   for (int64_t s = first; s < last; s++, bytes += form.step_bytes, factors += form.factor_bytes) {
     const uint8_t *stretch = tile + s / 4 * w.stretch_bytes(), *units = stretch + s % 4 * 2 * unit, *halves = stretch + w.factors();
     _mm512_store_ps(factors, stored::floats_of(halves));
-    if constexpr (kBits == 6) {
-      const uint8_t* scales = halves + (2 + 4 * (s % 4)) * kColumns;
+    if constexpr (kBits == 2 || kBits == 3 || kBits == 6) {
+      const Fours<kBits> fours(halves, s % 4);
       for (int j = 0; j < 2; j++) {
         int8_t* of_unit = bytes + j * kUnit * kColumns;
-        write_three_digits<0>(units + j * unit, columns(scales + 2 * j * kColumns), of_unit);
-        write_three_digits<16>(units + j * unit, columns(scales + (2 * j + 1) * kColumns), of_unit);
+        write_sixteen<kBits, 0>(units + j * unit, fours.scales[2 * j], of_unit);
+        write_sixteen<kBits, 16>(units + j * unit, fours.scales[2 * j + 1], of_unit);
       }
+      if (kBits != 2) continue;
+      _mm512_store_ps(factors + kLine, stored::floats_of(halves + 2 * kColumns));
+      for (int j = 0; j < 4; j++) _mm512_store_ps(factors + (2 + j) * kLine, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(fours.minima[j])));
       continue;
     }
     __m512i scales[2];
@@ -122,7 +131,9 @@ void unpack_single(const Weights& w, const uint8_t* tile, int64_t first, int64_t
 
 inline void unpack_stored(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, int8_t* bytes, uint8_t* factors) {
   const bool groups = w.group > 0;
-  const auto unpack = w.bits == 4 ? (groups ? unpack_groups<4> : unpack_single<4>)
+  const auto unpack = w.bits == 2 ? unpack_groups<2>
+                      : w.bits == 3 ? unpack_groups<3>
+                      : w.bits == 4 ? (groups ? unpack_groups<4> : unpack_single<4>)
                       : w.bits == 5 ? (groups ? unpack_groups<5> : unpack_single<5>)
                       : w.bits == 6 ? unpack_groups<6> : unpack_single<8>;
   unpack(w, tile, first, last, bytes, factors);

@@ -1,6 +1,6 @@
 // Products on AVX2 with weights of GGUF files, from their bits as they are stored. The results are those of gguf_products.h.
 // maddubs adds two products of unsigned and signed bytes in 16 bits; products of `kRun` inputs, two to a step of 4 inputs,
-// stay below 32,768: 16 * 15 * 127 with 4 bits, 8 * 31 * 127 with 5, 4 * 63 * 127 with 6.
+// stay below 32,768: 16 * 15 * 127 with 4 bits and fewer, 8 * 31 * 127 with 5, 4 * 63 * 127 with 6.
 #pragma once
 #include "avx2_sums.h"
 #include "gguf_blocks.h"
@@ -15,6 +15,15 @@ CARRYALL_INLINE Float floats_of(const uint8_t* halves, int h) {
 // Inputs k to k + 3 of a unit as unsigned bytes, for the columns of half `h`.
 template <int kBits>
 CARRYALL_INLINE Int four_inputs(const uint8_t* unit, int k, int h) {
+  if constexpr (kBits < 4) {
+    const Int pairs = _mm256_srli_epi16(bytes(unit + k / 16 * kLine + h * kHalf), k / 4 % 4 * 2);
+    const Int low = _mm256_and_si256(pairs, _mm256_set1_epi8(3));
+    if constexpr (kBits == 2) return low;
+    const Int bits = bytes(unit + 2 * kLine + h * kHalf);
+    const int left = 2 - k / 4;  // bit k / 4 to bit 2
+    const Int moved = left >= 0 ? _mm256_slli_epi16(bits, left) : _mm256_srli_epi16(bits, -left);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(4)));
+  }
   const Int line = bytes(unit + k / 8 * kLine + h * kHalf);
   const Int low = _mm256_and_si256(k % 8 == 0 ? line : _mm256_srli_epi16(line, 4), _mm256_set1_epi8(15));
   if constexpr (kBits == 4) return low;
@@ -36,7 +45,7 @@ CARRYALL_INLINE Int four_inputs(const uint8_t* unit, int k, int h) {
 template <int kBits, int kCount, int kParts>
 CARRYALL_INLINE void add_unit(Int (&sums)[kCount][kHalves], const uint8_t* unit, const Starts<kCount>& rows,
                               const Int (&factors)[kParts][kHalves]) {
-  constexpr int kRun = kBits == 4 ? 32 / kParts : kBits == 5 ? 16 : 8;
+  constexpr int kRun = kBits <= 4 ? 32 / kParts : kBits == 5 ? 16 : 8;
 #pragma GCC unroll 4
   for (int first = 0; first < 32; first += kRun) {
     Int pairs[kCount][kHalves];
@@ -95,9 +104,9 @@ void multiply_k_minima(const Part& part) {
   store<kCount>(results, part);
 }
 
-// Blocks of 16 with 6 bits and integer scales: Q6_K.
-template <int kCount>
-void multiply_k_six(const Part& part) {
+// Blocks of 16 with integer scales, and minima with 2 bits: Q2_K, Q3_K, Q6_K.
+template <int kBits, int kCount>
+void multiply_k_sixteen(const Part& part) {
   const Weights& w = *part.weights;
   const int64_t unit = w.unit_bytes(), stretch = w.stretch_bytes(), factors_at = w.factors();
   const uint8_t* tile = part.tile;
@@ -105,17 +114,17 @@ void multiply_k_six(const Part& part) {
   begin<kCount>(results, part);
   for (int64_t s = 0; s < part.shares; s++) {
     const int64_t p = s % 4;
-    const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at, *factors = halves + (2 + 4 * p) * kColumns;
-    __m128i scales[4];
-    for (int j = 0; j < 4; j++) scales[j] = columns(factors + j * kColumns);
+    const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at;
+    const Fours<kBits> fours(halves, p);
+    const __m128i* middles = kBits == 2 ? fours.minima : fours.scales;  // the sums of a row's blocks times these are subtracted
     Int sums[kCount][kHalves] = {};
     for (int u = 0; u < 2; u++) {
       part.later.fetch(4 * s + 2 * u);
       part.later.fetch(4 * s + 2 * u + 1);
       Int of_unit[2][kHalves];
       for (int j = 0; j < 2; j++)
-        for (int h = 0; h < kHalves; h++) of_unit[j][h] = signed_pairs_of(h, scales[2 * u + j], scales[2 * u + j]);
-      add_unit<6, kCount, 2>(sums, units + u * unit, Starts<kCount>(part.values + s * 64 + u * 32, part.width), of_unit);
+        for (int h = 0; h < kHalves; h++) of_unit[j][h] = signed_pairs_of(h, fours.scales[2 * u + j], fours.scales[2 * u + j]);
+      add_unit<kBits, kCount, 2>(sums, units + u * unit, Starts<kCount>(part.values + s * 64 + u * 32, part.width), of_unit);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < kCount; m++) {
@@ -123,10 +132,11 @@ void multiply_k_six(const Part& part) {
       const Int left = pair_of(totals), right = pair_of(totals + 2);
       const Float row = _mm256_set1_ps(part.scales[m * part.shares + s]);
       for (int h = 0; h < kHalves; h++) {
-        const Int zero = _mm256_add_epi32(_mm256_madd_epi16(signed_pairs_of(h, scales[0], scales[1]), left),
-                                          _mm256_madd_epi16(signed_pairs_of(h, scales[2], scales[3]), right));
-        const Int sum = _mm256_sub_epi32(sums[m][h], _mm256_slli_epi32(zero, 5));
-        const Float scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), floats_of(halves, h));
+        const Int middle = _mm256_add_epi32(_mm256_madd_epi16(signed_pairs_of(h, middles[0], middles[1]), left),
+                                            _mm256_madd_epi16(signed_pairs_of(h, middles[2], middles[3]), right));
+        const Int sum = kBits == 2 ? sums[m][h] : _mm256_sub_epi32(sums[m][h], _mm256_slli_epi32(middle, kBits - 1));
+        Float scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), floats_of(halves, h));
+        if (kBits == 2) scaled = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(middle), floats_of(halves + 2 * kColumns, h), scaled);
         results[m][h] = _mm256_fmadd_ps(scaled, row, results[m][h]);
       }
     }
@@ -298,7 +308,11 @@ struct StoredAvx2 {
     } else if (w.bits == 8) {
       multiply_bytes<kCount>(part);
     } else if (w.bits == 6) {
-      multiply_k_six<kCount>(part);
+      multiply_k_sixteen<6, kCount>(part);
+    } else if (w.bits == 3) {
+      multiply_k_sixteen<3, kCount>(part);
+    } else if (w.bits == 2) {
+      multiply_k_sixteen<2, kCount>(part);
     } else if (w.group > 0) {
       multiply_k_minima<5, kCount>(part);
     } else {

@@ -44,19 +44,28 @@ CARRYALL_INLINE Int pair_of(const int32_t* sums) {
   return _mm512_set1_epi32(static_cast<int>((static_cast<uint32_t>(sums[0]) & 0xffffu) | static_cast<uint32_t>(sums[1]) << 16));
 }
 
-// Inputs k to k + 3 of a unit of 4, 5 or 6 bits as unsigned bytes.
+template <int kLeft>
+CARRYALL_INLINE Int moved_left(Int x) {
+  if constexpr (kLeft >= 0) return _mm512_slli_epi16(x, kLeft);
+  else return _mm512_srli_epi16(x, -kLeft);
+}
+
+// Inputs k to k + 3 of a unit of 2 to 6 bits as unsigned bytes.
 template <int kBits, int k>
 CARRYALL_INLINE Int four_inputs(const uint8_t* unit) {
+  if constexpr (kBits < 4) {
+    const Int low = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(unit + k / 16 * kLine), k / 4 % 4 * 2), _mm512_set1_epi8(3));
+    if constexpr (kBits == 2) return low;
+    const Int high = moved_left<2 - k / 4>(_mm512_loadu_si512(unit + 2 * kLine));
+    return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(4), 0xf8);  // low | (high & 4)
+  }
   const Int line = _mm512_loadu_si512(unit + k / 8 * kLine);
   const Int low = _mm512_and_si512(k % 8 == 0 ? line : _mm512_srli_epi16(line, 4), _mm512_set1_epi8(15));
   if constexpr (kBits == 4) return low;
   // Bit k / 4, or bits 2 (k / 4) and one more, to bit 4.
   constexpr int left = kBits == 5 ? 4 - k / 4 : 4 - k / 4 % 4 * 2, kept = kBits == 5 ? 16 : 48;
   const Int bits = _mm512_loadu_si512(unit + 4 * kLine + (kBits == 6 ? k / 16 * kLine : 0));
-  Int moved;
-  if constexpr (left >= 0) moved = _mm512_slli_epi16(bits, left);
-  else moved = _mm512_srli_epi16(bits, -left);
-  return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(kept), 0xf8);  // low | (moved & kept)
+  return _mm512_ternarylogic_epi32(low, moved_left<left>(bits), _mm512_set1_epi8(kept), 0xf8);  // low | (moved & kept)
 }
 
 // The sums of `kInputs` products of each row, which begin with `initial(m)`; `weights(k)` are those of inputs k to k + 3. A single
@@ -132,9 +141,9 @@ void multiply_k_minima(const Part& part) {
   store(results, part);
 }
 
-// Blocks of 16 with 6 bits and integer scales: Q6_K.
-template <int kCount>
-void multiply_k_six(const Part& part) {
+// Blocks of 16 with integer scales, and minima with 2 bits: Q2_K, Q3_K, Q6_K.
+template <int kBits, int kCount>
+void multiply_k_sixteen(const Part& part) {
   const Weights& w = *part.weights;
   const int64_t unit = w.unit_bytes(), stretch = w.stretch_bytes(), factors_at = w.factors();
   const uint8_t* tile = part.tile;
@@ -142,9 +151,13 @@ void multiply_k_six(const Part& part) {
   begin(results, part);
   for (int64_t s = 0; s < part.shares; s++) {
     const int64_t p = s % 4;
-    const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at, *factors = halves + (2 + 4 * p) * kColumns;
-    Int scales[4], totals[kCount];
-    for (int j = 0; j < 4; j++) scales[j] = _mm512_cvtepi8_epi32(columns(factors + j * kColumns));
+    const uint8_t *units = tile + 2 * p * unit, *halves = tile + factors_at;
+    const Fours<kBits> fours(halves, p);
+    Int scales[4], middles[4], totals[kCount];  // middles: what the sums of a row's blocks are multiplied by and subtracted
+    for (int j = 0; j < 4; j++) {
+      scales[j] = _mm512_cvtepi8_epi32(fours.scales[j]);
+      middles[j] = kBits == 2 ? _mm512_cvtepi8_epi32(fours.minima[j]) : scales[j];
+    }
     for (int m = 0; m < kCount; m++) totals[m] = _mm512_setzero_si512();
     each<4>([&](auto block) __attribute__((always_inline)) {
       constexpr int j = decltype(block)::value, first = j % 2 * 16;
@@ -152,16 +165,17 @@ void multiply_k_six(const Part& part) {
       const uint8_t* values = units + j / 2 * unit;
       Int sums[kCount];
       dots<16>(sums, Starts<kCount>(part.values + s * 64 + j * 16, part.width), [](int) { return _mm512_setzero_si512(); },
-               [&](auto k) __attribute__((always_inline)) { return four_inputs<6, first + decltype(k)::value>(values); });
+               [&](auto k) __attribute__((always_inline)) { return four_inputs<kBits, first + decltype(k)::value>(values); });
       for (int m = 0; m < kCount; m++) totals[m] = _mm512_add_epi32(totals[m], _mm512_mullo_epi32(sums[m], scales[j]));
     });
-    const Int left = pairs_of(scales[0], scales[1]), right = pairs_of(scales[2], scales[3]);
+    const Int left = pairs_of(middles[0], middles[1]), right = pairs_of(middles[2], middles[3]);
     const Float scale = floats_of(halves);
     for (int m = 0; m < kCount; m++) {
       const int32_t* of_row = part.sums + m * part.blocks + 4 * s;
-      const Int zero = _mm512_add_epi32(_mm512_madd_epi16(left, pair_of(of_row)), _mm512_madd_epi16(right, pair_of(of_row + 2)));
-      const Int sum = _mm512_sub_epi32(totals[m], _mm512_slli_epi32(zero, 5));
-      const Float scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
+      const Int middle = _mm512_add_epi32(_mm512_madd_epi16(left, pair_of(of_row)), _mm512_madd_epi16(right, pair_of(of_row + 2)));
+      const Int sum = kBits == 2 ? totals[m] : _mm512_sub_epi32(totals[m], _mm512_slli_epi32(middle, kBits - 1));
+      Float scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
+      if (kBits == 2) scaled = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(middle), floats_of(halves + 2 * kColumns), scaled);
       results[m] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(part.scales[m * part.shares + s]), results[m]);
     }
     if (p == 3) tile += stretch;
@@ -279,7 +293,11 @@ struct StoredAvx512 {
     } else if (w.bits == 8) {
       stored::multiply_single<8, kCount>(part);
     } else if (w.bits == 6) {
-      stored::multiply_k_six<kCount>(part);
+      stored::multiply_k_sixteen<6, kCount>(part);
+    } else if (w.bits == 3) {
+      stored::multiply_k_sixteen<3, kCount>(part);
+    } else if (w.bits == 2) {
+      stored::multiply_k_sixteen<2, kCount>(part);
     } else if (w.group > 0) {
       stored::multiply_k_minima<5, kCount>(part);
     } else {

@@ -18,12 +18,12 @@ bool finite(const uint8_t* half) { return (half[1] & 0x7c) != 0x7c; }
 struct Block {
   uint8_t values[kMost];
   const uint8_t *scale, *minimum = nullptr;
-  uint8_t scales[16], minima[8];
+  uint8_t scales[16], minima[16];
 };
 
 int64_t block_bytes(const Weights& w) {
   const int64_t scales = w.offsets == Offsets::half_minima ? 4 : w.offsets == Offsets::exponent_codes ? 1 : 2;
-  const int64_t integers = w.group == 0 ? 0 : w.offsets == Offsets::half_minima ? 12 : w.offsets == Offsets::half_codes ? 6 : 16;
+  const int64_t integers = w.group == 0 ? 0 : w.sixes() ? 12 : w.offsets == Offsets::half_codes ? 6 : 16;
   return w.stretch() * w.bits / 8 + scales + integers;
 }
 
@@ -71,6 +71,33 @@ void read_k6(const uint8_t* x, Block* block) {
   block->scale = x + 208;
 }
 
+// The lower 2 bits of values of Q2_K and Q3_K, in 64 bytes.
+void read_pairs(const uint8_t* x, Block* block) {
+  for (int half = 0; half < 2; half++)
+    for (int part = 0; part < 4; part++)
+      for (int i = 0; i < 32; i++)
+        block->values[128 * half + 32 * part + i] = static_cast<uint8_t>(x[32 * half + i] >> 2 * part & 3);
+}
+
+void read_k2(const uint8_t* x, Block* block) {
+  for (int j = 0; j < 16; j++) {
+    block->scales[j] = x[j] & 15;
+    block->minima[j] = x[j] >> 4;
+  }
+  read_pairs(x + 16, block);
+  block->scale = x + 80;
+  block->minimum = x + 82;
+}
+
+// Its sixteen scales of 6 bits are more by 32: the lower 4 bits in 8 bytes, the upper 2 in 4.
+void read_k3(const uint8_t* x, Block* block) {
+  read_pairs(x + 32, block);
+  for (int i = 0; i < 256; i++) block->values[i] |= static_cast<uint8_t>((x[i % 32] >> i / 32 & 1) << 2);
+  for (int j = 0; j < 16; j++)
+    block->scales[j] = static_cast<uint8_t>((x[96 + j % 8] >> j / 8 * 4 & 15) | (x[104 + j % 4] >> j / 4 * 2 & 3) << 4);
+  block->scale = x + 108;
+}
+
 // The eight scales of 6 bits, less 32, in 6 bytes of IQ4_XS.
 void read_codes(const uint8_t* x, Block* block) {
   block->scale = x;
@@ -107,6 +134,8 @@ void read_small(const uint8_t* x, const Weights& w, Block* block) {
 void read_block(const uint8_t* x, const Weights& w, Block* block) {
   if (w.group == 0) return read_small(x, w, block);
   if (w.coded()) return read_codes(x, block);
+  if (w.bits == 2) return read_k2(x, block);
+  if (w.bits == 3) return read_k3(x, block);
   if (w.bits == 6) return read_k6(x, block);
   read_k4(x, w.bits, block);
 }
@@ -119,6 +148,17 @@ void write_unit(const uint8_t* values, int64_t bits, uint8_t* to) {
   }
   uint32_t words[8], high[2] = {};
   for (int k = 0; k < 8; k++) words[k] = word(values + 4 * k);
+  if (bits < 4) {
+    uint32_t low[2] = {};
+    for (int k = 0; k < 8; k++) {
+      low[k / 4] |= (words[k] & 0x03030303) << k % 4 * 2;
+      high[0] |= (words[k] >> 2 & 0x01010101) << k;
+    }
+    memcpy(to, low, sizeof low[0]);
+    memcpy(to + kLine, low + 1, sizeof low[1]);
+    if (bits == 3) memcpy(to + 2 * kLine, high, sizeof high[0]);
+    return;
+  }
   for (int k = 0; k < 8; k += 2) {
     const uint32_t both = (words[k] & 0x0f0f0f0f) | (words[k + 1] & 0x0f0f0f0f) << 4;
     memcpy(to + k / 2 * kLine, &both, sizeof both);
@@ -143,14 +183,18 @@ void write_factors(const Block& block, const Weights& w, int64_t c, uint8_t* fac
   memcpy(factors + 2 * c, block.scale, 2);
   if (block.minimum != nullptr) memcpy(factors + 2 * kColumns + 2 * c, block.minimum, 2);
   if (w.group == 0) return;
-  if (w.offsets != Offsets::half_minima) {
-    for (int64_t b = 0; b < w.group / w.block; b++) factors[(2 + b) * kColumns + c] = block.scales[b];
+  const bool minima = w.offsets == Offsets::half_minima;
+  uint8_t* to = factors + (minima ? 4 : 2) * kColumns + c;
+  if (!w.sixes()) {
+    for (int64_t b = 0; b < w.group / w.block; b++)
+      to[b * kColumns] = static_cast<uint8_t>(block.scales[b] | (minima ? block.minima[b] << 4 : 0));
     return;
   }
-  const uint8_t *s = block.scales, *m = block.minima;
-  for (int b = 0; b < 8; b++) factors[(4 + b) * kColumns + c] = static_cast<uint8_t>((s[b] & 15) | m[b] << 4);
-  for (int b = 0; b < 8; b += 2)
-    factors[(12 + b / 2) * kColumns + c] = static_cast<uint8_t>(s[b] >> 4 | m[b] >> 4 << 2 | s[b + 1] >> 4 << 4 | m[b + 1] >> 4 << 6);
+  uint8_t all[16];
+  for (int i = 0; i < 16; i++) all[i] = !minima ? block.scales[i] : i % 2 == 0 ? block.scales[i / 2] : block.minima[i / 2];
+  for (int i = 0; i < 16; i += 2) to[i / 2 * kColumns] = static_cast<uint8_t>((all[i] & 15) | all[i + 1] << 4);
+  for (int i = 0; i < 16; i += 4)
+    to[(8 + i / 4) * kColumns] = static_cast<uint8_t>(all[i] >> 4 | all[i + 1] >> 4 << 2 | all[i + 2] >> 4 << 4 | all[i + 3] >> 4 << 6);
 }
 
 }  // namespace
@@ -191,7 +235,7 @@ void read_stored_row(const Weights& w, int64_t index, float* y) {
       const float product = step * static_cast<float>(value);
       if (w.offsets != Offsets::half_minima) *y = product;
       else if (w.group == 0) *y = product + minimum;
-      else *y = product - minimum * static_cast<float>(minimum_of(factors, block, c));
+      else *y = product - minimum * static_cast<float>(minimum_of(w, factors, block, c));
     }
   }
 }

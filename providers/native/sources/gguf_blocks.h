@@ -1,6 +1,6 @@
 // Weights as GGUF files hold them: packing a file's blocks into tiles of the same number of bytes, and reading them.
-// Types of blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4 (32 weights with a scale), Q4_K, Q5_K, Q6_K, IQ4_XS (256 weights,
-// whose scale and minimum blocks of 32 or 16 multiply by integers). Their bytes: ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp.
+// Types of blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4 (32 weights with a scale), Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS (256
+// weights, whose scale and minimum blocks of 32 or 16 multiply by integers). Their bytes: ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp.
 #pragma once
 #include <cstring>
 
@@ -68,6 +68,14 @@ CARRYALL_INLINE void unpack_unit(const uint8_t* unit, const Weights& w, uint8_t*
     for (int i = 0; i < 8 * kLine; i++) bytes[i] = unit[i] ^ 128;
     return;
   }
+  if (bits < 4) {
+    for (int k = 0; k < 8; k++)
+      for (int i = 0; i < kLine; i++) {
+        const int low = unit[k / 4 * kLine + i] >> k % 4 * 2 & 3, high = bits == 3 ? unit[2 * kLine + i] >> k & 1 : 0;
+        bytes[k * kLine + i] = static_cast<uint8_t>(low | high << 2);
+      }
+    return;
+  }
   for (int line = 0; line < 4; line++)  // two loops, since compilers do not see lines in one
     for (int i = 0; i < kLine; i++) {
       bytes[2 * line * kLine + i] = unit[line * kLine + i] & 15;
@@ -86,15 +94,20 @@ CARRYALL_INLINE void unpack_unit(const uint8_t* unit, const Weights& w, uint8_t*
 }
 
 // The integers that a block of a stretch multiplies the scale and the minimum of column `c` by.
-CARRYALL_INLINE int scale_of(const Weights& w, const uint8_t* factors, int64_t block, int64_t c) {
-  if (w.offsets != Offsets::half_minima) return static_cast<int8_t>(factors[2 * kColumns + block * kColumns + c]);
-  const uint8_t low = factors[(4 + block) * kColumns + c], high = factors[(12 + block / 2) * kColumns + c];
-  return (low & 15) | (high >> block % 2 * 4 & 3) << 4;
+// Where there are sixteen of 6 bits, `index` counts scales and minima alternately.
+CARRYALL_INLINE int six_of(const uint8_t* factors, int64_t index, int64_t c) {
+  const uint8_t low = factors[index / 2 * kColumns + c], high = factors[(8 + index / 4) * kColumns + c];
+  return (low >> index % 2 * 4 & 15) | (high >> index % 4 * 2 & 3) << 4;
 }
 
-CARRYALL_INLINE int minimum_of(const uint8_t* factors, int64_t block, int64_t c) {
-  const uint8_t low = factors[(4 + block) * kColumns + c], high = factors[(12 + block / 2) * kColumns + c];
-  return low >> 4 | (high >> (block % 2 * 4 + 2) & 3) << 4;
+CARRYALL_INLINE int scale_of(const Weights& w, const uint8_t* factors, int64_t block, int64_t c) {
+  if (w.bits == 3) return six_of(factors + 2 * kColumns, block, c) - 32;
+  if (w.offsets != Offsets::half_minima) return static_cast<int8_t>(factors[2 * kColumns + block * kColumns + c]);
+  return w.block == 16 ? factors[(4 + block) * kColumns + c] & 15 : six_of(factors + 4 * kColumns, 2 * block, c);
+}
+
+CARRYALL_INLINE int minimum_of(const Weights& w, const uint8_t* factors, int64_t block, int64_t c) {
+  return w.block == 16 ? factors[(4 + block) * kColumns + c] >> 4 : six_of(factors + 4 * kColumns, 2 * block + 1, c);
 }
 
 // What unsigned weights are relative to.

@@ -26,5 +26,27 @@ struct Sixes {
   }
 };
 
+// The scales and minima of four blocks of 16 inputs, those of 64 inputs `p` of a stretch of Q2_K, Q3_K or Q6_K.
+template <int kBits>
+struct Fours {
+  __m128i scales[4], minima[4];
+
+  CARRYALL_INLINE Fours(const uint8_t* halves, int64_t p) {
+    if constexpr (kBits == 3) {
+      const Sixes sixes(halves + 2 * kColumns, p);
+      const __m128i middle = _mm_set1_epi8(32);
+      for (int j = 0; j < 4; j++) scales[j] = _mm_sub_epi8(j % 2 == 0 ? sixes.scales[j / 2] : sixes.minima[j / 2], middle);
+      return;
+    }
+    const __m128i low = _mm_set1_epi8(15);
+    for (int j = 0; j < 4; j++) {
+      scales[j] = columns(halves + ((kBits == 2 ? 4 : 2) + 4 * p + j) * kColumns);
+      if (kBits == 6) continue;
+      minima[j] = _mm_and_si128(_mm_srli_epi16(scales[j], 4), low);
+      scales[j] = _mm_and_si128(scales[j], low);
+    }
+  }
+};
+
 }  // namespace
 }  // namespace carryall

@@ -65,7 +65,7 @@ void multiply_stored(const Part& part) {
       if (w.group > 0)
         for (int64_t c = 0; c < kColumns; c++) {
           scales[c] = scale_of(w, factors, of_stretch, c);
-          offsets[c] = minima ? minimum_of(factors, of_stretch, c) : 0;
+          offsets[c] = minima ? minimum_of(w, factors, of_stretch, c) : 0;
         }
       for (int64_t l = 0; l < kSlices; l++) {
         Int sums[kCount][kSums];

@@ -15,16 +15,19 @@
 //
 // Weights of GGUF files, with Offsets::half_middle or half_minima, take as many bytes as in the file. Their tiles hold stretch
 // after stretch of inputs: 32 inputs without groups, 256 with. Within a stretch, for each 32 inputs:
-//   values  4, 5, 6 bits: the lower 4 bits as above, 256 bytes; then the bits above. 5 bits: 64 bytes, bit j of byte 4 c + i is
-//           that of input 4 j + i. 6 bits: 64 bytes for 16 inputs, bits 2 j and 2 j + 1 of byte 4 c + i are those of input 4 j + i.
+//   values  4, 5, 6 bits: the lower 4 bits as above, 256 bytes; then the bits above. Single bits (5 bits): 64 bytes, bit j of byte
+//           4 c + i is that of input 4 j + i. Pairs of bits (6 bits): 64 bytes for 16 inputs, bits 2 j and 2 j + 1 of byte 4 c + i
+//           are those of input 4 j + i. 2 bits: pairs of bits. 3 bits: the lower pairs of bits, then single bits.
 //           8 bits: as above, but signed.
 // then
 //   scales  16 float16
 //   minima  16 float16, only with half_minima; they are subtracted with groups and added without
 // and with groups, whose blocks have integers for the scale and the minimum of the stretch as factors:
-//   with half_minima (blocks of 32)  8 times 16 bytes: the lower 4 bits of a block's scale, and above them of its minimum;
+//   with half_minima, blocks of 32   8 times 16 bytes: the lower 4 bits of a block's scale, and above them of its minimum;
 //                                    4 times 16 bytes: the upper 2 bits of scale and minimum of two blocks, from bit 0 on
-//   with half_middle (blocks of 16)  16 times 16 signed bytes: scales
+//   with half_minima, blocks of 16   16 times 16 bytes: the 4 bits of a block's scale, and above them of its minimum
+//   with half_middle (blocks of 16)  16 times 16 signed bytes: scales; with 3 bits their 6 bits, more by 32, where blocks of 32
+//                                    have scales (the even blocks) and minima (the odd ones)
 //   with half_codes (blocks of 32)   8 times 16 signed bytes: scales
 // With half_codes and exponent_codes, 4 bits are the number of a value in a table (gguf_blocks.h). The scales of exponent_codes are
 // 16 bytes e that mean 2^(e - 128).
@@ -74,11 +77,13 @@ struct Weights {
   // Of weights of GGUF files.
   CARRYALL_INLINE bool coded() const { return offsets == Offsets::half_codes || offsets == Offsets::exponent_codes; }
   CARRYALL_INLINE bool halves() const { return offsets == Offsets::half_middle || offsets == Offsets::half_minima || coded(); }
+  // Whether the factors of blocks are sixteen integers of 6 bits.
+  CARRYALL_INLINE bool sixes() const { return bits == 3 || (offsets == Offsets::half_minima && block == 32); }
   CARRYALL_INLINE int64_t stretch() const { return group > 0 ? group : block; }
   CARRYALL_INLINE int64_t unit_bytes() const { return kUnit * kColumns * bits / 8; }
   CARRYALL_INLINE int64_t factors() const { return stretch() / kUnit * unit_bytes(); }  // their position in a stretch
   CARRYALL_INLINE int64_t stretch_bytes() const {
-    const int64_t of_blocks = group == 0 ? 0 : offsets == Offsets::half_minima ? 12 * kColumns : group / block * kColumns;
+    const int64_t of_blocks = group == 0 ? 0 : sixes() ? 12 * kColumns : group / block * kColumns;
     const int64_t bytes = offsets == Offsets::exponent_codes ? 1 : offsets == Offsets::half_minima ? 4 : 2;  // of an output
     return factors() + bytes * kColumns + of_blocks;
   }
@@ -119,7 +124,8 @@ struct Weights {
   CARRYALL_INLINE const char* complaint_of_halves() const {
     const bool minima = offsets == Offsets::half_minima;
     const bool single = group == 0 && block == 32 && (bits == 4 || bits == 5 || (bits == 8 && !minima));
-    const bool nested = group == 256 && (minima ? block == 32 && (bits == 4 || bits == 5) : block == 16 && bits == 6);
+    const bool thirty_two = block == 32 && minima && (bits == 4 || bits == 5);
+    const bool nested = group == 256 && (thirty_two || (block == 16 && (minima ? bits == 2 : bits == 3 || bits == 6)));
     if (coded()) {
       const bool known = bits == 4 && block == 32 && (group == 0 || (group == 256 && offsets == Offsets::half_codes));
       if (!known) return "no type of GGUF files has these bits, block_size, group_size and offsets";

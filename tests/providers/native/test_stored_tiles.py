@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from native_kernels import isas, linear
 from stored_weight import StoredWeight, stored_linear, stored_weight
+from tiny_gguf import ONE
 
 from carryall.errors import CheckpointError
 from carryall.graph_opt.lower.products.stored_tiles import FORMS
@@ -102,7 +103,7 @@ def test_the_largest_sums_do_not_overflow(library: Path, kind: str, byte: int) -
     weight = stored_weight(library, kind, 17, 512, 3)
     weight.rows[...] = byte
     size = weight.rows.shape[1] // (512 // (weight.group_size or 32))
-    halves = {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2), "Q5_1": (0, 2)}.get(kind, (0,))
+    halves = {**ONE, "Q4_1": (0, 2), "Q5_1": (0, 2)}.get(kind, (0,))
     blocks = weight.rows.reshape(-1, size)
     for offset in halves:
         blocks[:, offset : offset + 2] = np.array([0.5], np.float16).view(np.uint8)
@@ -118,7 +119,7 @@ def test_the_largest_sums_do_not_overflow(library: Path, kind: str, byte: int) -
 def test_every_finite_scale_is_read_exactly(library: Path, kind: str, scale: float) -> None:
     weight = stored_weight(library, kind, 16, 256, 4)
     size = weight.rows.shape[1] // (256 // (weight.group_size or 32))
-    blocks, at = weight.rows.reshape(-1, size), 208 if kind == "Q6_K" else 0
+    blocks, at = weight.rows.reshape(-1, size), ONE.get(kind, (0,))[0]
     blocks[:, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
     _assert_read_exactly(library, weight)
 
