@@ -45,7 +45,8 @@ def stored_tile_bytes(form: StoredForm, inputs: int) -> int:
     stretch = form.group or form.block
     size = COLUMNS * (stretch * form.bits // 8 + _SCALE_BYTES[form.offsets])
     if form.group:
-        sixes = form.bits == 3 or (form.offsets == HALF_MINIMA and form.block == 32)  # sixteen integers of 6 bits
+        # Of 16 integers of 6 bits, or an integer of 8 for each block.
+        sixes = form.bits == 3 or (form.offsets == HALF_MINIMA and form.block == 32)
         size += COLUMNS * (12 if sixes else form.group // form.block)
     return -(-(inputs // stretch * size) // 64) * 64
 
