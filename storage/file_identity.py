@@ -11,6 +11,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from ..errors import CheckpointError
 
 _SAMPLES = 64  # of a file, evenly spaced
@@ -42,14 +45,14 @@ class OpenFile:
         """The bytes of the file."""
         return self.stamp[0]
 
-    def read(self, begin: int, count: int) -> bytearray:
-        """Return ``count`` bytes from ``begin`` on.
+    def read(self, begin: int, count: int) -> npt.NDArray[np.uint8]:
+        """Return ``count`` bytes from ``begin`` on, uint8 [count].
 
         Raises:
             CheckpointError: the file cannot be read, or is not the one that was opened first.
         """
-        content = bytearray(count)
-        view, done = memoryview(content), 0
+        content = np.empty(count, np.uint8)  # a bytearray would be filled with zeros first
+        view, done = content.data, 0
         try:
             with self.path.open("rb", buffering=0) as file:
                 self._check(os.fstat(file.fileno()))
@@ -80,11 +83,11 @@ def identity_of(paths: Sequence[Path]) -> str:
     for path in paths:
         file = OpenFile(path)
         digest.update(repr((path.name, *file.stamp)).encode())
-        digest.update(file.read(0, min(file.size, _HEAD_BYTES)))
+        digest.update(file.read(0, min(file.size, _HEAD_BYTES)).data)
         if file.size > _HEAD_BYTES:
             for number in range(_SAMPLES):
                 begin = (file.size - _SAMPLE_BYTES) * number // (_SAMPLES - 1)
-                digest.update(file.read(begin, _SAMPLE_BYTES))
+                digest.update(file.read(begin, _SAMPLE_BYTES).data)
     return digest.hexdigest()
 
 

@@ -25,7 +25,7 @@ from .config import config_of
 from .header import Header, ShortHeaderError, TensorInfo, damaged, read_header
 
 GGUF_SUFFIX = ".gguf"
-_FIRST_BYTES = 32 << 20  # read for the header; vocabularies are the largest part
+_FIRST_BYTES = 16 << 20  # read for the header; vocabularies are the largest part
 FLOATS: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _ROPE_FACTORS = {
@@ -253,8 +253,7 @@ class GgufTensor:
         order = np.arange(math.prod(self.shape[:-1])) if self._order is None else self._order
 
         def read(first: int, count: int) -> npt.NDArray[np.uint8]:
-            content = self._data.read(begin + first * width, count * width)
-            return np.frombuffer(content, np.uint8).reshape(count, width)
+            return self._data.read(begin + first * width, count * width).reshape(count, width)
 
         return StoredRows(width, order.astype(np.int64), read)
 
@@ -322,7 +321,7 @@ def _read_header(path: Path) -> tuple[OpenFile, Header]:
         raise CheckpointError(f"{path} is empty")
     while True:
         try:
-            return file, read_header(memoryview(file.read(0, min(known, file.size))), path, file.size)
+            return file, read_header(file.read(0, min(known, file.size)).data, path, file.size)
         except ShortHeaderError:
             known *= 4
 

@@ -6,6 +6,7 @@ of the ``gguf`` package is not used: a damaged array length makes it loop for ho
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from collections.abc import Sequence
@@ -119,16 +120,13 @@ class _Cursor:
     def _texts(self, count: int) -> PackedTexts:
         """Read strings; vocabularies have hundreds of thousands, and ``text`` takes 5 us for each."""
         data, length = self.data, struct.Struct("<Q")
-        ends, end = [self.position], self.position
-        for _ in range(count):
-            if end + length.size > len(data):
-                break
-            end += length.size + length.unpack_from(data, end)[0]
-            if end > len(data):
-                break
-            ends.append(end)
-        if len(ends) <= count:
-            self.position = ends[-1]
+        ends, end, unpack = [self.position], self.position, length.unpack_from
+        with contextlib.suppress(struct.error, OverflowError):  # the data end: looked at below
+            for _ in range(count):
+                end += length.size + unpack(data, end)[0]
+                ends.append(end)
+        if len(ends) <= count or end > len(data):
+            self.position = max(end for end in ends if end <= len(data))
             self.text()  # says what is wrong
         begins, self.position = np.array(ends[:-1], np.int64) - ends[0], ends[-1]
         raw = np.frombuffer(data[ends[0] : ends[-1]], np.uint8)

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ...contract import (
     AHEAD_WINDOWS,
@@ -42,6 +41,7 @@ from ..analysis.known_masks import integers_upstream
 from ..analysis.probe import mask_meaning
 from ..graph.edit import insert, nodes_of, remove_unused, replace, shared_constant, static_size
 from ..passes.base import GraphPass
+from ..passes.shape_inference import ShapeInferencePass
 
 _SHORT = 64  # tokens of a probe of masks without windows
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -65,7 +65,7 @@ class ImageInputsPass(GraphPass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph, with known shapes."""
-        common.ShapeInferencePass()(model)
+        ShapeInferencePass()(model)
         self._axes = json.loads(model.metadata_props.get(ROPE_AXES, "[]"))
         self._deep = json.loads(model.metadata_props.get(DEEP_STATES, "[]"))
         self._windows = json.loads(model.metadata_props.get(AHEAD_WINDOWS, "[]"))

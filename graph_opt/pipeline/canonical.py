@@ -43,6 +43,7 @@ from ..passes.normalize.raise_opset import RaiseOpsetPass
 from ..passes.normalize.shapes_of_inputs import ShapesOfInputsPass
 from ..passes.normalize.simplify_shapes import SimplifyShapesPass
 from ..passes.remove_unused import RemoveUnusedNodesPass
+from ..passes.shape_inference import ShapeInferencePass
 
 _LARGEST_WEIGHT = 1 << 30  # elements
 
@@ -99,7 +100,7 @@ def canonical_text_passes() -> list[ir.passes.PassBase]:
         RaiseOpsetPass(),
         WriteSwishPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
         LiftEncoderPass(),
         LiftNormsPass(),
         LiftProductsPass(),
@@ -111,7 +112,7 @@ def canonical_text_passes() -> list[ir.passes.PassBase]:
         *_clean_up(),
         GemmToMatMulPass(),
         *_fusions(decoder=False),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
         FuseAttentionPass(plain=True),
         DropGuardsPass(),
         SimplifyShapesPass(decoder=False),

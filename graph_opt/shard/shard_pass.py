@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ...errors import GraphError
 from ..graph.edit import add_initializer, constant, insert, int_attribute, shared_constant, weight
 from ..passes.base import GraphPass
 from ..passes.remove_unused import RemoveUnusedNodesPass
+from ..passes.shape_inference import ShapeInferencePass
 from .cuts import Cut
 from .plan import NodePlan, Planner, ShardPlan
 from .rules import target_sizes
@@ -50,7 +50,7 @@ class ShardPass(GraphPass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph, and remove what only other ranks need."""
-        common.ShapeInferencePass()(model)
+        ShapeInferencePass()(model)
         result = super().call(model)
         RemoveUnusedNodesPass()(model)
         return result

@@ -266,8 +266,8 @@ def _check_adapters(config: ModelConfig, provider: str) -> None:
 
 def _largest_rank(config: ModelConfig) -> int:
     """Return the room for the rank of each adapter."""
-    if config.max_lora_rank is not None:
-        return config.max_lora_rank
+    if config.max_lora_rank is not None or not config.loras:
+        return config.max_lora_rank or RunnerConfig().max_lora_rank
     from ...exporter.adapter import adapter_rank  # with readers of weights
 
     ranks = (adapter_rank(Path(folder)) for folder in config.loras.values())

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....contract import LOGITS, LORA_MASK, lora_down_name, lora_up_name
 from ....errors import UsageError
 from ...graph.edit import constant, int_attribute, nodes_of, shared_constant, sole_consumer, weight
 from ...graph.lazy import shape_of
 from ...passes.base import GraphPass
+from ...passes.shape_inference import ShapeInferencePass
 from ...quantize.algorithms.layer_changes import module_of
 from ..outputs.logits import find_head
 
@@ -58,7 +58,7 @@ class LoraPass(GraphPass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph, with known shapes."""
-        common.ShapeInferencePass()(model)
+        ShapeInferencePass()(model)
         return super().call(model)
 
     def rewrite(self, graph: ir.Graph) -> None:

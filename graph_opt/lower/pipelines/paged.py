@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....contract import (
     ATTENTION_MASK,
@@ -46,6 +45,7 @@ from ...passes.base import GraphPass
 from ...passes.fuse.sink_attention import SinkAttentionPass, has_sinks, sinks_of
 from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.remove_unused import RemoveUnusedNodesPass
+from ...passes.shape_inference import ShapeInferencePass
 from ..attention.attention import rope_misfit
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.recurrent_states import RefuseStatesPass
@@ -292,7 +292,7 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
         SplitMinimaPass(),
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
         SharedCachePass(),
         *([DecomposeAttentionPass()] if explicit else [CappedAttentionPass(), SinkAttentionPass()]),
         PagedAttentionPass(context_length, scales),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....errors import UsageError
 from ...passes.fuse.sink_attention import SinkAttentionPass
 from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.remove_unused import RemoveUnusedNodesPass
+from ...passes.shape_inference import ShapeInferencePass
 from ...quantize.formats.half import HalfPrecisionPass
 from ...quantize.formats.half_pass import HALF_TYPES
 from ..attention.attention import GroupQueryAttentionPass
@@ -104,12 +104,12 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         *_state_passes(options),
         TakeCacheScalesPass(scales, required=scaled),
         *_float_passes(options),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
     ]
     if not options.explicit and (options.paged or kernels.head_sink):
         passes.append(SinkAttentionPass())
     if options.compute is not None:
-        passes += [HalfPrecisionPass(options.compute), common.ShapeInferencePass()]
+        passes += [HalfPrecisionPass(options.compute), ShapeInferencePass()]
     passes.append(TokenRangePass())
     int8_kv = kernels.int8_kv and options.kv_cache != "float32"
     int8_kv = int8_kv and not (options.paged or options.explicit)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ...graph.edit import (
     float_attribute,
@@ -26,6 +25,7 @@ from ...graph.edit import (
 from ...passes.base import GraphPass
 from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.remove_unused import RemoveUnusedNodesPass
+from ...passes.shape_inference import ShapeInferencePass
 from ...quantize.formats.half import HalfPrecisionPass
 from ..attention.rope_tables import RopeTablesPass
 from ..attention.shared_cache import SharedCachePass
@@ -88,14 +88,14 @@ def standard_passes(
         WeightOnlyProductsPass(static=False),
         SplitMinimaPass(),
         FloatComputePass() if compute is None else HalfPrecisionPass(compute),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
         TokenRangePass(),
         RopeTablesPass(context_length),
         RemoveUnusedNodesPass(),
         SharedCachePass(),
         DecomposeRotaryPass(),
         DecomposeAttentionPass(),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
         DecomposeNormsPass(),
         DequantizeWeightsPass(unless=lambda node: is_signed(node, types)),
         RemoveUnusedNodesPass(),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ...passes.base import GraphPass
 from ...passes.cleanup.residual_sums import BinarySumsPass
 from ...passes.fuse.fuse_attention import FuseAttentionPass
 from ...passes.remove_unused import RemoveUnusedNodesPass
+from ...passes.shape_inference import ShapeInferencePass
 from ..attention.text_rows import TextRowsPass
 from ..chain.chain_pass import ChainPass
 from ..kernels import Kernels
@@ -30,11 +30,11 @@ def text_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
     passes: list[GraphPass | ir.passes.PassBase] = [
         BinarySumsPass(),
         WeightOnlyProductsPass(static=False),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
         FuseAttentionPass(plain=True),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
         TextRowsPass(),
-        common.ShapeInferencePass(),
+        ShapeInferencePass(),
         MergeProjectionsPass(),
         QuantizedLinearPass(kernels.stored_tiles),
         HalfProductsPass(wide=True, split=kernels.split_floats),

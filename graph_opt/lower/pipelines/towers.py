@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ...passes.remove_unused import RemoveUnusedNodesPass
+from ...passes.shape_inference import ShapeInferencePass
 from ...quantize.recipe import QuantizationRecipe
 from ..attention.full_groups import FullGroupsPass
 from ..attention.multi_head_attention import MultiHeadAttentionPass
@@ -26,7 +26,7 @@ def tower_passes(kernels: Kernels, *, int8: bool) -> list[ir.passes.PassBase]:
     passes: list[ir.passes.PassBase] = []
     if int8:
         passes += QuantizationRecipe("int8-fast", block_size=_BLOCK).passes()[0]
-    passes += [common.ShapeInferencePass(), FullGroupsPass(), MultiHeadAttentionPass()]
+    passes += [ShapeInferencePass(), FullGroupsPass(), MultiHeadAttentionPass()]
     if int8:
         passes.append(QuantizedLinearPass(kernels.stored_tiles))
     return [*passes, RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]

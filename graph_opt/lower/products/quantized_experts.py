@@ -203,13 +203,15 @@ def _biases(
         return None
     lengths = [-(-_outputs(layer) // multiple) * multiple for layer in experts[0]]
     shape = (len(experts), sum(lengths))
+    # Now, because the values leave the graph with the nodes that read them.
+    tensors = [[weight(layer.bias) for layer in layers] for layers in experts]
 
     def compute() -> Array:
         result = np.zeros(shape, np.float32)
-        for row, layers in zip(result, experts, strict=True):
+        for row, biases in zip(result, tensors, strict=True):
             start = 0
-            for layer, length in zip(layers, lengths, strict=True):
-                if (bias := weight(layer.bias)) is not None:
+            for bias, length in zip(biases, lengths, strict=True):
+                if bias is not None:
                     row[start : start + bias.size] = bias.numpy()
                 start += length
         return result

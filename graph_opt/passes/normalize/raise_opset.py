@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ..base import GraphPass
+from ..shape_inference import ShapeInferencePass
 from .older_forms import RANK_DEPENDENT_BELOW, raise_form, unsupported_form
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class RaiseOpsetPass(GraphPass):
 def _infer_shapes(model: ir.Model) -> None:
     """Infer shapes, for ranks. On failure nothing is lost but compactness: unknown ranks need more nodes."""
     try:
-        common.ShapeInferencePass()(model)
+        ShapeInferencePass()(model)
     except (onnx.shape_inference.InferenceError, RuntimeError) as error:
         _log.debug("shape inference failed: %s", error)
 

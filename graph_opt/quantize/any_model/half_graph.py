@@ -14,12 +14,12 @@ from typing import ClassVar
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....errors import GraphError, UsageError
 from ...graph.edit import subgraphs, weight
 from ...graph.lazy import lazy
 from ...graph.onnx_files import read_onnx
+from ...passes.shape_inference import ShapeInferencePass
 from ..formats.half_pass import HALF_TYPES, LARGEST, HalfPass
 from .values import Feed, GraphValues
 
@@ -130,7 +130,7 @@ class HalfGraphPass(HalfPass):
 def values_beyond(model: Path, feeds: Sequence[Feed], dtype: ir.DataType) -> list[str]:
     """Return the values of a saved float graph whose magnitude on samples exceeds 1/4 of a type's range."""
     loaded = read_onnx(model)
-    common.ShapeInferencePass()(loaded)
+    ShapeInferencePass()(loaded)
     names = []
     for node in list(loaded.graph):
         for value in node.outputs:

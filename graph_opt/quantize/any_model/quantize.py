@@ -22,6 +22,7 @@ from ...graph.lazy import Array
 from ...graph.map_types import map_names
 from ...graph.onnx_files import read_onnx
 from ...graph.saving import save_model
+from ...passes.shape_inference import ShapeInferencePass
 from ...pipeline.pipeline import run
 from ...pipeline.pipelines import model_passes
 from .dynamic import DynamicGraphPass
@@ -75,7 +76,7 @@ def prepare(model: ir.Model) -> ir.Model:
             f"again with opset {OLDEST} or later"
         )
     common.LiftSubgraphInitializersToMainGraphPass()(model)
-    common.ShapeInferencePass()(model)
+    ShapeInferencePass()(model)
     name_everything(model)
     return model
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....errors import UsageError
 from ...graph.edit import insert, return_instead
 from ...passes.base import GraphPass
+from ...passes.shape_inference import ShapeInferencePass
 
 HALF_TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 LARGEST = {  # finite magnitudes
@@ -43,7 +43,7 @@ class HalfPass(GraphPass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Infer the types of the values and rewrite the main graph."""
-        common.ShapeInferencePass()(model)
+        ShapeInferencePass()(model)
         self.casts, self.stored = {}, {}
         return super().call(model)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....contract import is_present
 from ....progress import Progress
 from ...graph.edit import shared_constant
 from ...graph.onnx_files import read_onnx
+from ...passes.shape_inference import ShapeInferencePass
 from ..calibration.activations import ActivationReader, Tokens, read_windows
 from ..formats.half import reached
 from ..formats.half_pass import LARGEST
@@ -35,7 +35,7 @@ def largest_magnitudes(
         UsageError: the text has too few tokens.
     """
     loaded = read_onnx(model)
-    common.ShapeInferencePass()(loaded)
+    ShapeInferencePass()(loaded)
     names = _add_maxima(loaded.graph)
     reader = ActivationReader(model, names, loaded)
     largest: dict[str, float] = {}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ....progress import Progress
 from ...graph.edit import nodes_of
@@ -18,6 +17,7 @@ from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 from ...graph.session import open_part
 from ...passes.normalize.float_compute import FloatComputePass
+from ...passes.shape_inference import ShapeInferencePass
 from ..calibration.activations import ActivationReader, Tokens
 from .layerwise import is_matrix
 
@@ -66,7 +66,7 @@ class _Parts:
 
     def __init__(self, path: Path) -> None:
         self._model = read_onnx(path)
-        common.ShapeInferencePass()(self._model)
+        ShapeInferencePass()(self._model)
         FloatComputePass()(self._model)  # the CPU may have no 16-bit kernels
         self._folder = path.parent
         self._values = {value.name: value for node in self._model.graph for value in node.outputs}

@@ -221,7 +221,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
     resolve_model(path)
     original = file_identity.OpenFile.read
 
-    def read(self: file_identity.OpenFile, begin: int, count: int) -> bytearray:
+    def read(self: file_identity.OpenFile, begin: int, count: int) -> np.ndarray:
         nonlocal calls
         calls += begin > 0
         if calls == 3:  # of weights: those of the identity and the header begin at 0

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
@@ -47,6 +48,28 @@ def test_a_mixture_becomes_one_operator(tmp_path: Path, form: BlockFormat, offse
     assert first is not None
     assert first.const_value is not None
     assert first.const_value.shape[0] == facts["num_experts"]
+
+
+def test_biases_are_those_of_the_experts_after_their_nodes_are_gone(tmp_path: Path) -> None:
+    changes = {"hidden_size": 64, "intermediate_size": 48}
+    model = export_model(write_tiny("gpt_oss", tmp_path / "checkpoint", **changes))
+    stem = "model.layers.1.mlp.experts"
+    held = {
+        name: value.const_value.numpy()
+        for name, value in model.graph.initializers.items()
+        if name.startswith(stem) and name.endswith("bias") and value.const_value is not None
+    }
+    model = pipeline.run(model, [WeightOnlyQuantizationPass(BlockFormat(block_size=16))])[0]
+    pipeline.run(model, slot_passes(SlotOptions(context_length=16, kernels=KERNELS, paged=True)))
+    node = [node for node in model.graph if node.op_type == "QuantizedExperts"][1]
+    entering, leaving = (
+        value.const_value.numpy() for value in node.inputs[4:6] if value and value.const_value
+    )
+    for expert in range(len(entering)):
+        gate, up, down = (held[f"{stem}.{expert}.{part}_proj.bias"] for part in ("gate", "up", "down"))
+        np.testing.assert_array_equal(entering[expert], np.concatenate([gate, up]))
+        np.testing.assert_array_equal(leaving[expert], down)
+        assert gate.any()
 
 
 @pytest.mark.parametrize("other", [None, BlockFormat(bits=8, block_size=16)], ids=["float", "bits"])
