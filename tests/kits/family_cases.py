@@ -238,6 +238,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1-norm-first": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}),
     "nemotron_h": ("nemotron_h", {}),
     "nemotron_h-latent": ("nemotron_h", {"moe_latent_size": 12, "seed": 1}),
+    "kimi_linear": ("kimi_linear", {}),
+    "bailing_hybrid": ("bailing_hybrid", {}),
+    "bailing_hybrid-unbounded": ("bailing_hybrid", {"kda_safe_gate": False, "q_lora_rank": 12}),
     "bitnet": ("bitnet", {}),
     "phimoe": ("phimoe", {}),
     "phimoe-long": (
@@ -309,7 +312,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
-_HYBRID = ("lfm2", "lfm3", "qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h")
+_HYBRID = (
+    *("lfm2", "lfm3", "qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h"),
+    *("kimi_linear", "bailing_hybrid"),
+)
 WITH_STATES = {case for case in CASES if case.startswith(_HYBRID)}
 
 # In transformers, padding changes the states of these: it masks the input of a projection with a bias.
