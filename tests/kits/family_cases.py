@@ -157,6 +157,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", {"seed": 1}),
     "exaone4-no-window": ("exaone4", {"sliding_window": "null", "layer_types": ["full_attention"] * 2}),
     "cohere2": ("cohere2", {}),
+    "cohere2-four": (
+        "cohere2",
+        {"num_hidden_layers": 4, "layer_types": None, "sliding_window_pattern": 4, "seed": 1},
+    ),
     "stablelm": ("stablelm", {}),
     "stablelm-parallel-head-norms": (
         "stablelm",
@@ -291,6 +295,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", {}),
     "youtu": ("youtu", {}),
     "minicpm3": ("minicpm3", {}),
+    "minicpm3-published": ("minicpm3", {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256}),
     "ernie4_5_moe": ("ernie4_5_moe", {}),
     "olmoe": ("olmoe", {}),
     "mellum": ("mellum", {}),
