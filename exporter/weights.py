@@ -93,6 +93,20 @@ class Checkpoint:
             result.meta[HALVES] = Halves(_HALVES[stored.dtype.name], lambda: _half_bits(read(view), name))
         return result
 
+    def joined(self, names: Sequence[str], shape: tuple[int, ...], new_name: str) -> ir.LazyTensor:
+        """Return tensors of one shape as one lazy float32 tensor, joined along their first axis.
+
+        Raises:
+            CheckpointError: as ``tensor``.
+        """
+        parts = [self.tensor(name, shape) for name in names]
+        return ir.LazyTensor(
+            lambda: ir.tensor(np.concatenate([part.numpy() for part in parts]), name=new_name),
+            dtype=ir.DataType.FLOAT,
+            shape=ir.Shape((len(parts) * shape[0], *shape[1:])),
+            name=new_name,
+        )
+
     def packed(self, name: str, shape: tuple[int, ...]) -> Packed | None:
         """The blocks of a tensor that is stored quantized; None for one of floats.
 

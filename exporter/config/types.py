@@ -125,6 +125,7 @@ class StateConfig:
         in_turns: whether heads of keys serve heads of values in turns, not groups of neighbours.
         projection_bias: whether the projections in front of the convolution have biases.
         output_bias: whether the last projection has a bias.
+        lowest_decay: bound of the logarithm of decay, in families that have one; None for none.
     """
 
     channels: int
@@ -137,6 +138,7 @@ class StateConfig:
     in_turns: bool = False
     projection_bias: bool = False
     output_bias: bool = False
+    lowest_decay: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

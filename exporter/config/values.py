@@ -10,7 +10,14 @@ from ...errors import CheckpointError
 RawConfig = Mapping[str, Any]
 
 # In the order of preference; the later ones are those of GPT-2, MPT, BLOOM and CodeGen.
-LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "model_max_length",
+)
 MAX_LAYERS = 4096
 MAX_POSITIONS = 2**24  # above the longest contexts published, 10 million
 _HEADS = (1, 2**14)

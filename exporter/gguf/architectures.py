@@ -525,6 +525,39 @@ def _exaone4(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     return {"layer_types": _by_window(config.get("windows", usual), count)}
 
 
+def _phi2(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return the width of the feed-forward layer: files state four times the hidden size, whatever it is."""
+    up = tensors.get("model.layers.0.mlp.fc1.weight")
+    return {} if up is None else {"intermediate_size": up.shape[0]}
+
+
+def _stablelm(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return whether queries, keys and values have biases.
+
+    Raises:
+        UnsupportedModelError: heads of queries and keys have norms.
+    """
+    if has(tensors, "self_attn.q_norm.weight"):
+        raise UnsupportedModelError(
+            "the GGUF file has a StableLM with norms of heads, which is not supported"
+        )
+    return {"use_qkv_bias": config["attention_bias"]}
+
+
+def _minicpm3(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return the sizes of heads, and the factors that llama.cpp has for the one published model."""
+    rotary, heads = stated(config, "qk_rope_head_dim"), stated(config, "num_attention_heads")
+    output = tensors.get("model.layers.0.self_attn.o_proj.weight")
+    return {
+        "qk_nope_head_dim": stated(config, "head_dim") - rotary,
+        "v_head_dim": None if output is None else output.shape[1] // heads,
+        "scale_emb": 12.0,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        "partial_rotary_factor": None,
+    }
+
+
 def _falcon_h1(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     """Return the sizes of Mamba-2. llama.cpp's converter multiplies weights by the factors of the parts."""
     parts = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
@@ -814,6 +847,31 @@ ARCHITECTURES: dict[str, Architecture] = {
         inner={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         keys={"attention.layer_norm_epsilon": "norm_epsilon"},
         adapt=lambda config, tensors: {"use_bias": config["attention_bias"]},
+    ),
+    "phi2": Architecture(
+        model_type="phi",
+        inner={"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        outer={"output_norm": "model.final_layernorm"},
+        keys={"attention.layer_norm_epsilon": "layer_norm_eps"},
+        adapt=_phi2,
+    ),
+    "stablelm": Architecture(
+        model_type="stablelm",
+        keys={
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        adapt=_stablelm,
+    ),
+    "minicpm3": Architecture(
+        model_type="minicpm3", inner=_LATENT, own_heads=True, keys=_LATENT_KEYS, adapt=_minicpm3
+    ),
+    "cohere2": Architecture(
+        model_type="cohere2",
+        keys={
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "logit_scale": "logit_scale",
+        },
     ),
     "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
     "gpt-oss": Architecture(model_type="gpt_oss", inner=_GPT_OSS, experts="mlp.experts", adapt=_gpt_oss),

@@ -123,7 +123,7 @@ _LISTS = (
     *("expert_used_count", "expert_feed_forward_length"),
 )
 _FLAGS = ("attention.recurrent_layers", "attention.sliding_window_pattern")  # one for each layer
-_SWITCHES = ("expert_weights_norm",)
+_SWITCHES = ("expert_weights_norm", "use_parallel_residual")
 _SECTIONS = ("rope.dimension_sections",)
 
 _COUNTS = re.compile(r".*(count|count_kv|length|window|rank|size|kernel|cache|interval|nextn_predict_layers)")

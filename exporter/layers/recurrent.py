@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -25,7 +26,14 @@ def check_activation(name: str, activation: object) -> None:
 
 
 def short_convolution(
-    net: Decoder, layer: int, state: StateConfig, name: str, x: ir.Value, *, silu: bool
+    net: Decoder,
+    layer: int,
+    state: StateConfig,
+    name: str,
+    x: ir.Value,
+    *,
+    silu: bool,
+    parts: Sequence[str] = (),
 ) -> ir.Value:
     """Write a causal depthwise convolution over the last ``state.taps`` tokens.
 
@@ -36,12 +44,18 @@ def short_convolution(
         name: name of the checkpoint's module, with a weight [channels, 1, taps].
         x: [batch, channels, sequence].
         silu: whether SiLU follows.
+        parts: modules in place of ``name``, if the checkpoint has one for each of as many equal parts.
 
     Returns:
         [batch, channels, sequence].
     """
+    names = [net.qualified(f"{part}.weight") for part in parts]
     with net.scope(name):
-        weight = net.weight("weight", state.channels, 1, state.taps)
+        if names:
+            shape = (state.channels // len(names), 1, state.taps)
+            weight = net.initializer(net.checkpoint.joined(names, shape, net.qualified("weight")))
+        else:
+            weight = net.weight("weight", state.channels, 1, state.taps)
         offset = net.weight("bias", state.channels) if state.bias else None
         past = net.past_states[layer, "conv"]
         out, present = net.ops(
@@ -78,7 +92,7 @@ def delta_attention(
         q: [batch, sequence, key heads * key size].
         k: the same.
         v: [batch, sequence, heads * value size].
-        decay: [batch, sequence, heads], logarithms of at most 0.
+        decay: [batch, sequence, heads or heads * key size], logarithms of at most 0.
         beta: [batch, sequence, heads], in [0, 1].
 
     Returns:

@@ -122,13 +122,30 @@ def build(net: Decoder) -> ir.Value:
     return layers.pre_norm_decoder(net, attention=attention, mlp=mlp)
 
 
-def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
-    """Latent attention. A head is [rotary, plain] elements; values are padded to the size of keys."""
+def attention(
+    net: Decoder,
+    layer: int,
+    x: ir.Value,
+    *,
+    scope: str = "self_attn",
+    output: str = "o_proj",
+    gate: str | None = None,
+) -> ir.Value:
+    """Latent attention. A head is [rotary, plain] elements; values are padded to the size of keys.
+
+    Args:
+        net: the graph to write into.
+        layer: the layer.
+        x: [batch, sequence, hidden].
+        scope: the module of attention.
+        output: its last projection.
+        gate: its projection to a gate of each head, behind whose sigmoid the heads are multiplied.
+    """
     c, latent = net.config, net.config.latent
     if latent is None:
         raise AssertionError("unreachable: latent_config sets it")
     heads, size = c.num_heads, c.head_dim
-    with net.scope("self_attn"):
+    with net.scope(scope):
         q = _queries(net, x, latent)
         parts = {"kv_a_proj": latent.key_value_rank, "k_rope_proj": latent.rotary}
         fused = "kv_a_proj_with_mqa"
@@ -147,9 +164,12 @@ def attention(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         k = net.op("Reshape", net.op("Concat", shared, plain, axis=3), net.ints(0, 0, heads * size))
         out = net.op("Reshape", layers.attention(net, layer, q, k, v), net.ints(0, 0, heads, size))
         out = net.op("Slice", out, net.ints(0), net.ints(latent.value), net.ints(3))
+        if gate is not None:
+            shares = net.op("Sigmoid", layers.linear(net, gate, x, c.hidden_size, heads))
+            out = net.op("Mul", out, net.op("Unsqueeze", shares, net.ints(-1)))
         out = net.op("Reshape", out, net.ints(0, 0, heads * latent.value))
         width = heads * latent.value
-        return layers.linear(net, "o_proj", out, width, c.hidden_size, bias=c.attention_bias)
+        return layers.linear(net, output, out, width, c.hidden_size, bias=c.attention_bias)
 
 
 def _queries(net: Decoder, x: ir.Value, latent: LatentConfig) -> ir.Value:

@@ -72,7 +72,9 @@ def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     return sparse_mlp(net, x, experts, route=route, shared=shared_expert)
 
 
-def route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
+def route(
+    net: Decoder, tokens: ir.Value, experts: ExpertsConfig, correction: str = "e_score_correction_bias"
+) -> tuple[ir.Value, ir.Value]:
     """Select experts by corrected scores; the weights are the scores without correction.
 
     The score of a group is the sum of its two best experts' (https://arxiv.org/abs/2412.19437).
@@ -80,7 +82,7 @@ def route(net: Decoder, tokens: ir.Value, experts: ExpertsConfig) -> tuple[ir.Va
     count, size = experts.count, experts.count // experts.groups
     scores = net.op("Sigmoid", layers.linear(net, "gate", tokens, net.config.hidden_size, count))
     with net.scope("gate"):
-        corrected = net.op("Add", scores, net.weight("e_score_correction_bias", count))
+        corrected = net.op("Add", scores, net.weight(correction, count))
     by_group = net.op("Reshape", corrected, net.ints(-1, experts.groups, size))
     two, _ = net.ops("TopK", by_group, net.ints(min(2, size)), num_outputs=2, axis=-1)
     best = net.op("ReduceSum", two, net.ints(-1), keepdims=0)

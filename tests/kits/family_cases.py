@@ -157,6 +157,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", {"seed": 1}),
     "exaone4-no-window": ("exaone4", {"sliding_window": "null", "layer_types": ["full_attention"] * 2}),
     "cohere2": ("cohere2", {}),
+    "cohere2-four": (
+        "cohere2",
+        {"num_hidden_layers": 4, "layer_types": None, "sliding_window_pattern": 4, "seed": 1},
+    ),
     "stablelm": ("stablelm", {}),
     "stablelm-parallel-head-norms": (
         "stablelm",
@@ -238,6 +242,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1-norm-first": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}),
     "nemotron_h": ("nemotron_h", {}),
     "nemotron_h-latent": ("nemotron_h", {"moe_latent_size": 12, "seed": 1}),
+    "kimi_linear": ("kimi_linear", {}),
+    "bailing_hybrid": ("bailing_hybrid", {}),
+    "bailing_hybrid-unbounded": ("bailing_hybrid", {"kda_safe_gate": False, "q_lora_rank": 12}),
     "bitnet": ("bitnet", {}),
     "phimoe": ("phimoe", {}),
     "phimoe-long": (
@@ -288,6 +295,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", {}),
     "youtu": ("youtu", {}),
     "minicpm3": ("minicpm3", {}),
+    "minicpm3-published": ("minicpm3", {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256}),
     "ernie4_5_moe": ("ernie4_5_moe", {}),
     "olmoe": ("olmoe", {}),
     "mellum": ("mellum", {}),
@@ -310,7 +318,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # whole.
 LENGTH_DEPENDENT = {"llama-dynamic", "phi3"}
 
-_HYBRID = ("lfm2", "lfm3", "qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h")
+_HYBRID = (
+    *("lfm2", "lfm3", "qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "nemotron_h"),
+    *("kimi_linear", "bailing_hybrid"),
+)
 WITH_STATES = {case for case in CASES if case.startswith(_HYBRID)}
 
 # In transformers, padding changes the states of these: it masks the input of a projection with a bias.

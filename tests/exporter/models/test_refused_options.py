@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import CONFIGS, tiny_config, write_tiny
 
 from carryall.errors import CheckpointError, UnsupportedModelError
+from carryall.exporter.config import context_lengths
 from carryall.exporter.config_checks import check_options
 from carryall.exporter.export import export_model
 from carryall.exporter.family import normalised_config
@@ -26,6 +27,8 @@ from carryall.exporter.family import normalised_config
         ("granitemoehybrid", {"hidden_act": "gelu"}),
         ("falcon_h1", {"hidden_act": "gelu"}),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}),
+        ("kimi_linear", {"mla_use_nope": False}),
+        ("kimi_linear", {"num_experts_per_tok": 2}),
         ("phimoe", {"num_experts_per_tok": 3}),
         ("phimoe", {"sliding_window": 8}),
         ("phimoe", {"long_mscale": 2.0}),
@@ -37,6 +40,15 @@ from carryall.exporter.family import normalised_config
 def test_it_is_named(model_type: str, option: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(next(iter(option)))):
         normalised(model_type, **_in_place(model_type, option))
+
+
+def test_kimi_linears_own_names_of_fields() -> None:
+    stated = {"model_max_length": 64, "max_position_embeddings": None}
+    assert normalised("kimi_linear", **stated).max_position_embeddings == 64
+    assert context_lengths(tiny_config("kimi_linear", **stated)) == (64, 64)
+    experts = normalised("kimi_linear", num_experts_per_token=None, num_experts_per_tok=2).experts[1]
+    assert experts is not None
+    assert experts.per_token == 2
 
 
 def _in_place(model_type: str, option: dict[str, Any]) -> dict[str, Any]:

@@ -174,6 +174,76 @@ def _muse_text(text: Mapping[str, Any], prefix: str = "model.") -> Shapes:
     return decoder(text, lambda _: layer, prefix=prefix)
 
 
+def _kimi_delta(config: Mapping[str, Any], heads: int, size: int, taps: int) -> Shapes:
+    hidden, width = config["hidden_size"], heads * size
+    shapes = modules(**{f"{part}_proj": (width, hidden) for part in "qkv"})
+    shapes |= modules(**{f"{part}_conv1d": (width, 1, taps) for part in "qkv"})
+    shapes |= modules(b_proj=(heads, hidden), o_norm=(size,), o_proj=(hidden, width))
+    return shapes | {"dt_bias": (width,)}
+
+
+def _kimi_linear(config: Mapping[str, Any]) -> Shapes:
+    hidden, linear = config["hidden_size"], config["linear_attn_config"]
+    heads, size, taps = (linear[key] for key in ("num_heads", "head_dim", "short_conv_kernel_size"))
+    delta = _kimi_delta(config, heads, size, taps) | {"A_log": (1, 1, heads, 1)}
+    for name in "fg":
+        delta |= modules(**{f"{name}_a_proj": (size, hidden), f"{name}_b_proj": (heads * size, size)})
+    count, width = config["num_experts"], config["moe_intermediate_size"]
+    sparse = modules(gate=(count, hidden)) | {"gate.e_score_correction_bias": (count,)}
+    for i in range(count):
+        sparse |= modules(**{f"experts__{i}__{name}": (width, hidden) for name in ("w1", "w3")})
+        sparse |= modules(**{f"experts__{i}__w2": (hidden, width)})
+    inner = width * config["num_shared_experts"]
+    for name, shape in {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}.items():
+        sparse |= modules(**{f"shared_experts__{name}_proj": shape})
+
+    def layer(i: int) -> Shapes:
+        shapes = norms(config, "input", "post_attention")
+        if i + 1 in linear["full_attn_layers"]:
+            shapes |= {name: shape for name, shape in _latent(config).items() if "self_attn" in name}
+        else:
+            shapes |= {f"self_attn.{name}": shape for name, shape in delta.items()}
+        if i < config["first_k_dense_replace"]:
+            return shapes | gated_mlp(config)
+        return shapes | {f"block_sparse_moe.{name}": shape for name, shape in sparse.items()}
+
+    return decoder(config, layer)
+
+
+def _latent(config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of a layer with latent attention, and a dense feed-forward layer."""
+    dense = {**config, "num_hidden_layers": 1, "first_k_dense_replace": 1, "model_type": ""}
+    first = "model.layers.0."
+    return {
+        name.removeprefix(first): shape
+        for name, shape in latent_decoder(dense).items()
+        if name.startswith(first)
+    }
+
+
+def _bailing_hybrid(config: Mapping[str, Any]) -> Shapes:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    size, taps = config["head_dim"], config["short_conv_kernel_size"]
+    delta = _kimi_delta(config, heads, size, taps) | {"A_log": (heads,)}
+    delta |= modules(f_proj=(heads * size, hidden), g_proj=(heads * size, hidden))
+    sizes = {"n_routed_experts": config["num_experts"], "n_shared_experts": config["num_shared_experts"]}
+    sparse = experts({**config, **sizes}) | {"mlp.gate.expert_bias": (config["num_experts"],)}
+    gate = {"self_attn.g_proj.weight": (heads, hidden)}
+
+    def layer(i: int) -> Shapes:
+        shapes = norms(config, "input", "post_attention")
+        if (i + 1) % config["layer_group_size"] == 0:
+            parts = {**_latent(config), **gate}
+            parts = {name.replace("o_proj", "dense"): shape for name, shape in parts.items()}
+            own = {name: shape for name, shape in parts.items() if "self_attn" in name}
+        else:
+            own = {f"self_attn.{name}": shape for name, shape in delta.items()}
+        shapes |= {name.replace("self_attn", "attention"): shape for name, shape in own.items()}
+        return shapes | (gated_mlp(config) if i < config["first_k_dense_replace"] else sparse)
+
+    return decoder(config, layer, embedding="word_embeddings")
+
+
 def _mistral3(config: Mapping[str, Any]) -> Shapes:
     text = {**config["text_config"], "tie_word_embeddings": config["tie_word_embeddings"]}
     shapes = {f"language_model.{name}": shape for name, shape in _llama(text).items()}
@@ -342,6 +412,50 @@ RELATIVES: dict[str, Layout] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
         _granite_swa,
+    ),
+    "kimi_linear": (
+        {
+            **{key: value for key, value in LATENT.items() if key != "rope_parameters"},
+            "num_hidden_layers": 4,
+            "linear_attn_config": {
+                "full_attn_layers": [3],
+                "kda_layers": [1, 2, 4],
+                "head_dim": 16,
+                "num_heads": 2,
+                "short_conv_kernel_size": 4,
+            },
+            "num_experts": 6,
+            "num_experts_per_token": 3,
+            "num_shared_experts": 2,
+            "num_expert_group": 1,
+            "topk_group": 1,
+            "moe_renormalize": True,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+        },
+        _kimi_linear,
+    ),
+    "bailing_hybrid": (
+        {
+            **LATENT,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+            "layer_group_size": 3,
+            "kda_safe_gate": True,
+            "kda_lower_bound": -2.0,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 0,
+            "rope_theta": 10000.0,
+        },
+        _bailing_hybrid,
     ),
     "bitnet": ({**BASE, "rms_norm_eps": 1e-5, "attention_bias": False, "hidden_act": "relu2"}, _bitnet),
     "phimoe": (

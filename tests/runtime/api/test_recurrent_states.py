@@ -27,7 +27,15 @@ from carryall.runtime.models.loading import load_model
 from carryall.runtime.types.outputs import RequestOutput
 from carryall.runtime.types.sampling_params import SamplingParams
 
-CASES = ["qwen3_5_text", "qwen3_5_text-tiles", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h"]
+CASES = [
+    "qwen3_5_text",
+    "qwen3_5_text-tiles",
+    "lfm2",
+    "granitemoehybrid",
+    "falcon_h1",
+    "nemotron_h",
+    "kimi_linear",
+]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
 
 
