@@ -19,6 +19,7 @@ from ...graph_opt.quantize.algorithms.rotation import Rotation
 from ...providers import get_provider
 from ...providers.base import RunnerConfig
 from ..images.encoding import ImageEncoder, States
+from ..process.threads import at_lower_priority
 from .model_source import SourceModel
 from .tower_graph import tower_graph
 
@@ -49,9 +50,11 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: 
     parts = 1 + len(json.loads(source.graph.metadata_props.get(DEEP_STATES, "[]")))
     turned = Rotation(width // parts).after if rotated else np.asarray
     target = get_provider(provider)
+    graph = tower_graph(folder / VISION_FILE, target, config)
     return open_tower(
         folder,
-        target.session(tower_graph(folder / VISION_FILE, target, config), config),
+        # Its threads have the priority of the one that opens it.
+        at_lower_priority(lambda: target.session(graph, config)),
         lambda states: turned(states.reshape(-1, width // parts)).reshape(states.shape),
     )
 
@@ -75,7 +78,8 @@ def open_tower(
         if (feeds[GROUPS] < 0).any():
             raise ProviderRuntimeError("units of different shapes are in one run of a tower for full groups")
         try:
-            states: States = session.run([IMAGE_STATES], dict(feeds))[0]
+            # Requests that decode meanwhile go first.
+            states: States = at_lower_priority(lambda: session.run([IMAGE_STATES], dict(feeds))[0])
         except Exception as error:  # onnxruntime raises errors of many types
             raise ProviderRuntimeError(f"{VISION_FILE} failed: {error}") from error
         return change(states)

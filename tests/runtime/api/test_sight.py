@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,25 @@ def test_tokens_equal_transformers(package: Path, options: Json) -> None:
     with opened(package, **options) as llm:
         assert llm.render_chat(asked(picture())).token_ids == GOLDEN["token_ids"].tolist()
         assert tokens(llm, asked(picture())) == GOLDEN["tokens"].tolist()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has priorities of threads that others inherit"
+)
+def test_other_requests_go_before_the_tower(package: Path) -> None:
+    def priorities() -> dict[int, int]:
+        tasks = [int(each.name) for each in Path("/proc/self/task").iterdir()]
+        return {task: os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
+
+    with opened(package, num_threads=3) as llm:
+        tokens(llm, asked(text="Hello"))
+        before = priorities()
+        tokens(llm, asked(picture()))
+        after = priorities()
+        started = [nice for task, nice in after.items() if task not in before]
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        assert started.count(min(19, usual + 5)) == 2  # beside the thread that calls
+        assert before == {task: after[task] for task in before}
 
 
 def test_a_second_question_on_a_picture_computes_nothing_of_it(package: Path) -> None:
