@@ -225,7 +225,13 @@ def _gemma3(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def _gemma4(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Return the kinds of layers and their heads, and how many of a head's pairs rotate in full layers."""
+    """Return the kinds of layers and their heads, and how many of a head's pairs rotate in full layers.
+
+    Raises:
+        UnsupportedModelError: the rope is scaled.
+    """
+    if config.get("rope_scaling", {}).get("factor", 1.0) not in (0, 1):
+        raise UnsupportedModelError("the GGUF file has a Gemma 4 with a scaled rope, which is not supported")
     count, heads = stated(config, "num_hidden_layers"), stated(config, "num_key_value_heads")
     types = _by_window(stated(config, "windows"), count)
     full = types.index("full_attention") if "full_attention" in types else count - 1
@@ -362,9 +368,20 @@ def _granite(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     shared = config.get("shared_intermediate_size")
     sparse = "granitemoeshared" if shared else "granitemoe"
     return {
+        **_granite_factors(config),
         "model_type": sparse if config.get("num_experts") else "granite",
         "num_local_experts": config.get("num_experts"),
         "rotates": None,
+    }
+
+
+def _granite_factors(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Granite's factors: 0, or none, is that of other models."""
+    size = config.get("head_dim") or stated(config, "hidden_size") // stated(config, "num_attention_heads")
+    return {
+        "attention_multiplier": config.get("attention_multiplier") or size**-0.5,
+        "embedding_multiplier": config.get("embedding_multiplier") or 1.0,
+        "residual_multiplier": config.get("residual_multiplier") or 1.0,
     }
 
 
@@ -374,6 +391,7 @@ def _granite_hybrid(config: Mapping[str, Any], tensors: Tensors) -> dict[str, An
     heads = heads if isinstance(heads, list) else [heads] * count
     return {
         **_mamba(config, tensors),
+        **_granite_factors(config),
         "num_key_value_heads": [number for number in heads if number] or config["num_attention_heads"],
         "layer_types": ["attention" if number else "mamba" for number in heads],
         "mamba_proj_bias": has(tensors, "mamba.in_proj.bias"),
@@ -574,15 +592,15 @@ def _falcon_h1(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def _mistral3(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Return the rope of Ministral 3, whose factor of cosines and sines is 1."""
-    scaling = config.get("rope_scaling")
-    growth = config.get("growth", 0.0)
-    if scaling is None or scaling["rope_type"] != "yarn":
-        return {"rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]}}
+    """Return the rope of Ministral 3, and how queries grow beyond the trained length."""
+    rope = {"rope_type": "default", **(config.get("rope_scaling") or {})}
+    trained = config.get("trained_length") or config.get("max_position_embeddings")
+    if trained is not None:
+        rope["original_max_position_embeddings"] = trained
     scale = config.get("yarn_log_multiplier", 0.0)
-    rope = {**scaling, "rope_theta": config["rope_theta"], "llama_4_scaling_beta": growth}
-    if scale:
-        rope |= {"mscale": scale, "mscale_all_dim": scale}
+    if scale and rope["rope_type"] == "yarn":
+        rope |= {"mscale": 1.0, "mscale_all_dim": scale}
+    rope |= {"rope_theta": config["rope_theta"], "llama_4_scaling_beta": config.get("growth", 0.0)}
     return {"rope_parameters": rope, "rope_scaling": None}
 
 
@@ -812,6 +830,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rotates_pairs=True,
         keys={
             "attention.temperature_scale": "growth",
+            "rope.scaling.original_context_length": "trained_length",
             "rope.scaling.yarn_log_multiplier": "yarn_log_multiplier",
         },
         adapt=_mistral3,

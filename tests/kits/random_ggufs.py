@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from fuzzing import CORPORA
-from tiny_gguf import write_gguf
+from tiny_gguf import rewrite, write_gguf
 
 Floats = npt.NDArray[np.float32]
 LENGTH = 40  # tokens of the prompt: longer than every window and original context
@@ -26,6 +26,12 @@ _CONTEXT = 64
 FAMILIES = (
     *("llama", "llama", "llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss", "gemma2", "gemma3_text"),
     *("smollm3", "lfm2", "qwen3_5_text"),
+)
+# Files of ``converted_ggufs`` that llama.cpp reads, and gives the logits of transformers.
+CONVERTED = (
+    *("deepseek_v2-groups-yarn", "deepseek_v3", "falcon_h1", "falcon_h1-norm", "gemma", "glm4", "glm4_moe"),
+    *("glm4_moe-plain", "glm4_moe_lite", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared"),
+    *("hunyuan_v1_dense", "lfm2_moe", "ministral3", "olmo2", "starcoder2-no-window", "youtu"),
 )
 # Types of matrices by the multiple that their rows need.
 _OF_32 = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
@@ -38,7 +44,8 @@ class RandomFile:
     """A file that ``write`` writes.
 
     Args:
-        family: as for ``write_gguf``, like ``overrides`` and ``types``.
+        family: as for ``write_gguf``, like ``overrides`` and ``types``; or the name of a converted file, of
+            which only keys are changed.
         metadata: changed keys.
         freqs: whether a tensor holds factors of the rope by frequency.
     """
@@ -51,6 +58,10 @@ class RandomFile:
     freqs: bool = False
 
     def write(self, path: Path) -> None:
+        converted = CORPORA / "converted_ggufs" / f"{self.family}.gguf"
+        if converted.exists():
+            rewrite(converted, path, self.metadata)
+            return
         overrides = {**self.overrides, "seed": self.seed}
         extra = {}
         if self.freqs:
@@ -115,6 +126,8 @@ def _changes(rng: random.Random) -> dict[str, Any]:
 def draw(seed: int) -> RandomFile:
     """Draw a file."""
     rng = random.Random(seed)
+    if rng.random() < 0.4:
+        return _draw_converted(rng)
     family = rng.choice(FAMILIES)
     drawn = RandomFile(family, seed % 1000)
     hybrid = family in ("lfm2", "qwen3_5_text")
@@ -151,6 +164,33 @@ def draw(seed: int) -> RandomFile:
         drawn.types = {name: rng.choice(kinds) for name in _MATRICES if rng.random() < 0.7}
     if rng.random() < 0.8:
         drawn.metadata = _changes(rng)
+    return drawn
+
+
+def _draw_converted(rng: random.Random) -> RandomFile:
+    """Draw a converted file with changes, most often of one of its own keys."""
+    drawn = RandomFile(rng.choice(CONVERTED))
+    reader = gguf.GGUFReader(CORPORA / "converted_ggufs" / f"{drawn.family}.gguf")
+    prefix = f"{reader.fields['general.architecture'].contents()}."
+    stated = {
+        name.removeprefix(prefix): entry.contents()
+        for name, entry in reader.fields.items()
+        if name.startswith(prefix)
+    }
+    if rng.random() < 0.5:
+        drawn.metadata = _changes(rng)
+    for key in rng.sample(sorted(stated), rng.choice((0, 1, 1, 2))):
+        value = stated[key]
+        if rng.random() < 0.2 or isinstance(value, str):
+            drawn.metadata[key] = None
+        elif isinstance(value, list):
+            drawn.metadata[key] = rng.sample(value, len(value))
+        elif isinstance(value, bool):
+            drawn.metadata[key] = not value
+        elif isinstance(value, int):
+            drawn.metadata[key] = rng.choice((0, 1, 2, value // 2, value + 1, 2 * value))
+        else:
+            drawn.metadata[key] = rng.choice((0.0, 0.5, 1.0, value / 4, value * 1.5))
     return drawn
 
 

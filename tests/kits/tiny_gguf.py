@@ -110,6 +110,25 @@ def write_gguf(
     return held
 
 
+def rewrite(source: Path, target: Path, metadata: dict[str, Any]) -> None:
+    """Write a file again with other values of keys, without the prefix; None leaves one out."""
+    reader = gguf.GGUFReader(source)
+    name = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(target, name)
+    for key, entry in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            inner = entry.types[-1] if len(entry.types) > 1 else None
+            writer.add_key_value(key, entry.contents(), entry.types[0], inner)
+    for key, value in metadata.items():
+        _set(writer, f"{name}.{key}", value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def embedding(rows: int) -> Any:
     """Return the tensors of a file that has only an embedding."""
     return {"model.embed_tokens.weight": np.zeros((rows, 4), np.float32)}

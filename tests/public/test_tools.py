@@ -12,6 +12,7 @@ from chat_styles import template
 from carryall.runtime.service.core.messages import Embeddings
 from carryall.runtime.service.http.openai.embeddings import asked_vectors, read_embeddings
 from carryall.runtime.text.chat_template import ChatTemplate
+from carryall.runtime.text.parsers.base import ParsedMessage
 from carryall.runtime.text.parsers.formats import AnswerFormat, Thought
 from carryall.runtime.text.parsers.registry import AnswerFormats, message_parser, named_format
 from carryall.runtime.types.outputs import merged_calls
@@ -152,6 +153,211 @@ def test_calls_of_a_template_in_pieces_equal_the_whole(
     assert [(call.name, json.loads(call.arguments)) for call in merged] == expected, source
 
 
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+TYPED = {
+    "s": TEXT,
+    "n": NUMBER,
+    "b": {"type": "boolean"},
+    "o": {"type": "object"},
+    "l": {"type": "array", "items": TEXT},
+    "maybe": {"anyOf": [TEXT, {"type": "null"}]},
+}
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("source", "calls_style", "text", "expected"),
+    [
+        # Objects and lists within arguments were cut at the first bracket that closed, or became texts.
+        (
+            "inclusionAI/AReno#36",
+            "quoted by a token",
+            "<|call>call:f{actions:[{a:<|q|>x<|q|>,n:1},{a:<|q|>y<|q|>}]}<call|>",
+            {"actions": [{"a": "x", "n": 1}, {"a": "y"}]},
+        ),
+        (
+            "raullenchai/Rapid-MLX#1102",
+            "quoted by a token",
+            "<|call>call:f{arguments:{message:<|q|>How } are, you?<|q|>},to:<|q|>b<|q|>}<call|>",
+            {"arguments": {"message": "How } are, you?"}, "to": "b"},
+        ),
+        (
+            "Blaizzy/mlx-vlm#916",
+            "quoted by a token",
+            "<|call>call:f{path:<|q|>t.txt<|q|>,edits:[{newText:<|q|>o<|q|>,oldText:<|q|>a<|q|>}]}<call|>",
+            {"path": "t.txt", "edits": [{"newText": "o", "oldText": "a"}]},
+        ),
+        (
+            "osaurus-ai/vmlx-swift#76",
+            "quoted by a token",
+            "<|call>call:f{verb:<|q|>click<|q|>,target:{mark:1}}<call|>",
+            {"verb": "click", "target": {"mark": 1}},
+        ),
+        (  # a text with a line break within an object was no value
+            "ml-explore/mlx-swift-lm#626",
+            "quoted by a token",
+            "<|call>call:f{note:{text:<|q|>line one\nline two<|q|>}}<call|>",
+            {"note": {"text": "line one\nline two"}},
+        ),
+        # The quotes of JSON and Python were a part of the texts.
+        (
+            f"{VLLM}51284",
+            "quoted by a token",
+            '<|call>call:f{refs:["ds_1"],o:{"mode": "fast"}}<call|>',
+            {"refs": ["ds_1"], "o": {"mode": "fast"}},
+        ),
+        (
+            f"{VLLM}51284",
+            "quoted by a token",
+            "<|call>call:f{refs:['ds_1', 'b']}<call|>",
+            {"refs": ["ds_1", "b"]},
+        ),
+        (  # a bracket in them ended the arguments
+            "jundot/omlx#1854",
+            "quoted by a token",
+            '<|call>call:f{"content": "has } brace"}<call|>',
+            {"content": "has } brace"},
+        ),
+        (  # a quote within a text ended it, and the rest became keys
+            f"{VLLM}48678",
+            "quoted by a token",
+            "<|call>call:f{code:<|q|>r = sql(<|q|><|q|><|q|> SELECT <|q|><|q|><|q|>).df()<|q|>,"
+            "refs:[<|q|>d<|q|>]}<call|>",
+            {"code": 'r = sql(""" SELECT """).df()', "refs": ["d"]},
+        ),
+        (  # arguments without a comma between them became one
+            "hybridgroup/yzma#243",
+            "quoted by a token",
+            "<|call>call:f{command:<|q|>look<|q|>angle:90}<call|>",
+            {"command": "look", "angle": 90},
+        ),
+        (  # texts without quotes stay texts
+            "ml-explore/mlx-lm#1105",
+            "quoted by a token",
+            "<|call>call:f{city:New York,n:42,ok:true,none:null}<call|>",
+            {"city": "New York", "n": 42, "ok": True, "none": None},
+        ),
+        (  # constants of Python and of JSON, and single quotes
+            "ggml-org/llama.cpp#24178",
+            "Python calls",
+            "<|calls|>[f(a=True, b=None, c='it', d=false)]<|end_calls|>",
+            {"a": True, "b": None, "c": "it", "d": False},
+        ),
+        (  # lists and objects broke the expression that looked for a call
+            "ml-explore/mlx-lm#1246",
+            "Python calls",
+            "<|calls|>[f(x=[{'a': 1}, 'b, c)'], y={\"k\": [1, 2]})]<|end_calls|>",
+            {"x": [{"a": 1}, "b, c)"], "y": {"k": [1, 2]}},
+        ),
+        (  # keywords of Python as names, and numbers that Python refuses
+            "theroyallab/tabbyAPI#464",
+            "Python calls",
+            "<|calls|>[f(class='/home/u', n=007)]<|end_calls|>",
+            {"class": "/home/u", "n": "007"},
+        ),
+        (  # the quote that opens a text that may be null was lost, and a bracket doubled
+            f"{VLLM}40197",
+            "keys and values",
+            "\n<call>f\n<key>maybe</key>\n<value>Smith</value>\n<key>l</key>\n"
+            '<value>["Acme","Beta"]</value>\n</call>',
+            {"maybe": "Smith", "l": ["Acme", "Beta"]},
+        ),
+        (  # without the tag that opens the value, the call had no arguments
+            f"{VLLM}49249",
+            "keys and values",
+            "\n<call>f\n<key>s</key>how many days</value>\n<key>n</key>\n<value>2</value>\n</call>",
+            {"s": "how many days", "n": 2},
+        ),
+        # A call without arguments was never sent.
+        (f"{VLLM}41654", "keys and values", "\n<call>f</call>", {}),
+        (f"{VLLM}44327", "keys and values", "\n<call>f\n</call>", {}),
+        (  # in pieces, values had other types than as a whole
+            f"{VLLM}23324",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=b>\ntrue\n</parameter>\n"
+            "<parameter=s>\n5\n</parameter>\n</function>\n</call>",
+            {"n": 5, "b": True, "s": "5"},
+        ),
+        (  # constants of Python for a flag
+            f"{VLLM}23099",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=b>\nTrue\n</parameter>\n</function>\n</call>",
+            {"b": True},
+        ),
+        (  # the first argument was taken for all
+            "yigit353/langchain-qwq#19",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=o>\n"
+            '{"a": {"b": [1]}}\n</parameter>\n</function>\n</call>',
+            {"n": 5, "o": {"a": {"b": [1]}}},
+        ),
+        (  # lists were texts
+            "ollama/ollama#15098",
+            "parameters",
+            '\n<call>\n<function=f>\n<parameter=l>\n["a", "b"]\n</parameter>\n</function>\n</call>',
+            {"l": ["a", "b"]},
+        ),
+        (  # an answer that ends before the section does had no call
+            "sgl-project/sglang#40236",
+            "typed parameters",
+            '\n<calls>\n<invoke name="f">\n<parameter name="s" string="true">a</parameter>\n</invoke>\n',
+            {"s": "a"},
+        ),
+        (  # a parameter without its type was left out, and the call made without arguments
+            "sgl-project/sglang#39435",
+            "typed parameters",
+            '\n<calls>\n<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>\n</calls>',
+            {"n": 1},
+        ),
+    ],
+)
+def test_arguments_in_other_forms_than_json(
+    source: str, calls_style: str, text: str, expected: Any, size: int
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": TYPED}}}]
+    (call,) = parsed(calls_style, text, tools, size).tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("f", expected), source
+
+
+def parsed(calls_style: str, text: str, tools: list[dict[str, Any]], size: int) -> ParsedMessage:
+    """Return the message of an answer that arrives in pieces of ``size`` characters."""
+    formats = AnswerFormats(ChatTemplate({"default": template(calls_style)}, {}))
+    parser = message_parser(formats.of(None, with_tools=True), "", tools=tools)
+    assert parser is not None
+    for start in range(0, len(text), size):
+        parser.push(text[start : start + size])
+    parser.end()
+    message = parser.message
+    message.tool_calls = merged_calls(message.tool_calls)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("source", "calls_style", "text"),
+    [
+        # Markup without its section was made a call, although an answer may speak of it.
+        (
+            "ai-dynamo/frontend-crates#123",
+            "typed parameters",
+            '<invoke name="f">\n<parameter name="s" string="true">a</parameter>\n</invoke>',
+        ),
+        # Brackets of a normal answer began a call.
+        ("ml-explore/mlx-lm#1260", "Python calls", "Use [f(x=1)] for that."),
+    ],
+)
+def test_texts_that_look_like_calls_stay_texts(source: str, calls_style: str, text: str) -> None:
+    message = parsed(calls_style, text, [{"type": "function", "function": {"name": "f"}}], 1)
+    assert (message.content.text, message.tool_calls) == (text, []), source
+
+
+def test_names_with_dots_are_whole() -> None:
+    """ggml-org/llama.cpp#24178: the name ended at the dot."""
+    tools = [{"type": "function", "function": {"name": "Calendar.create"}}]
+    text = "<|calls|>[Calendar.create(title='x')]<|end_calls|>"
+    (call,) = parsed("Python calls", text, tools, 1).tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("Calendar.create", {"title": "x"})
+
+
 @pytest.mark.parametrize(
     ("source", "pieces", "thought", "content"),
     [
@@ -162,6 +368,12 @@ def test_calls_of_a_template_in_pieces_equal_the_whole(
         ("BerriAI/litellm#14121", ["<think>short</think>answer"], "short", "answer"),
         # Tags that the answer itself names were lost, or began a thought.
         (f"{VLLM}48971", ["<think>a</think>", "write <think>x</think> so"], "a", "write <think>x</think> so"),
+        # Answers without a thought were empty.
+        ("sgl-project/sglang#4711", ["just an ", "answer"], "", "just an answer"),
+        ("rllm-org/rllm#405", ["2 < 3, and </x>"], "", "2 < 3, and </x>"),
+        # The beginning of a tag at the end was lost.
+        ("ai-dynamo/dynamo#11251", ["<think>a</think>b", "<thi"], "a", "b<thi"),
+        ("ai-dynamo/dynamo#11251", ["<think>a</thi"], "a</thi", ""),
         # The tag that begins a thought was a part of the answer.
         (
             f"{VLLM}45687",

@@ -14,7 +14,8 @@ from .formats import CallFormat
 _CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false",
               "null": "null", "none": "null"}  # fmt: skip
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_WORD = re.compile(r"[^\s,:={}\[\]()'\"<]+")
+_WORD = re.compile(r"[^\s,:={}\[\]()'\"<]+")  # a key
+_UNQUOTED = re.compile(r"[^,{}\[\]()<]+")  # a value
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux]|[ux])", re.DOTALL)
 _PLAIN_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 _MOST_DEEP = 200
@@ -22,6 +23,9 @@ _MOST_DEEP = 200
 
 class LiteralReader:
     """Reads ``{key: value, ...}`` or ``(key=value, ...)`` up to its closing bracket.
+
+    The quotes of JSON and Python are read too, and commas may be missing. In a text between quotes of several
+    characters, one that nothing of the form follows is a part of the text.
 
     Args:
         message: receives the arguments as JSON text.
@@ -33,11 +37,14 @@ class LiteralReader:
 
     def __init__(self, message: ParsedMessage, calls: CallFormat) -> None:
         self.done = False
-        self._message, self._quotes = message, tuple(sorted(calls.quotes, key=len, reverse=True))
+        self._message = message
+        self._quotes = tuple(sorted({*calls.quotes, '"', "'"}, key=len, reverse=True))
         self._text = ""
         self._closers: list[str] = []  # in JSON
+        self._ends = ""  # what may follow a text
         self._quote = ""  # of the text in progress
-        self._comma = False  # seen, and not written: a list may end with it
+        self._between = False  # whether a value was read, so that the next needs a comma
+        self._at_value = False  # whether a key was read
 
     @property
     def in_text(self) -> bool:
@@ -72,12 +79,29 @@ class LiteralReader:
                 return None
             self._text = self._text[escape.end() :]
             return _json_escape(escape.group())
-        if at >= 0:
-            piece = self._taken(at)
-            self._text, self._quote = self._text[len(quote) :], ""
-            return piece + '"'
+        if at > 0:
+            return self._taken(at)
+        if at == 0:
+            closes = escapes or self._closes(self._text[len(quote) :], final=final)
+            if closes is None:
+                return None
+            self._text = self._text[len(quote) :]
+            if not closes:
+                return '\\"'
+            self._quote, self._between = "", True
+            return '"'
         most = len(self._text) - overlap(self._text, quote)
         return self._taken(most) if most else None
+
+    def _closes(self, after: str, *, final: bool) -> bool | None:
+        """Whether a quote ends the text, by what follows it; None if more must come first."""
+        quote = re.escape(self._quote)
+        if re.match(rf"\s*(?:[{self._ends}]|[A-Za-z_]\w*[:=](?:{quote}|[\d\[{{tfn-]))", after):
+            return True
+        if final:
+            return not after.strip()
+        beginning = re.fullmatch(r"\s*(?:[A-Za-z_]\w*[:=]?)?(.*)", after, re.DOTALL)
+        return None if beginning is not None and self._quote.startswith(beginning[1]) else False
 
     def _taken(self, count: int) -> str:
         piece, self._text = self._text[:count], self._text[count:]
@@ -96,43 +120,48 @@ class LiteralReader:
         first = text[0]
         if first in "([{":
             closer = "}" if first == "{" or not self._closers else "]"
+            self._ends = self._ends or (r",:}\]" if first == "{" else r",=)}\]")
             if len(self._closers) >= _MOST_DEEP:
                 self.done = True
                 return ""
             self._text = text[1:]
             piece = self._separated("{" if closer == "}" else "[")
             self._closers.append(closer)
+            self._between = False
             return piece
         if first in ")]}":
-            self._text, self._comma = text[1:], False
+            self._text, self._between = text[1:], True
             closer = self._closers.pop() if self._closers else ""
             self.done = not self._closers
             return closer
         if first in ",:=":
             self._text = text[1:]
-            self._comma = first == ","
-            return "" if first == "," else ": "
+            if first == ",":
+                return ""
+            self._between, self._at_value = False, True
+            return ": "
         return self._word(text, final=final)
 
     def _word(self, text: str, *, final: bool) -> str | None:
         """Return a key, constant or number in JSON; any other word is a text."""
-        word = _WORD.match(text)
+        is_value = self._at_value or self._closers[-1:] == ["]"]
+        word = (_UNQUOTED if is_value else _WORD).match(text)
         end = word.end() if word is not None else 1
         if end == len(text) and not final:
             return None
-        after = text[end:].lstrip()
-        if not after and not final:
-            return None  # what follows tells whether it is a key
-        self._text = text[end:]
-        if after[:1] not in (":", "="):
-            if text[:end] in _CONSTANTS:
-                return self._separated(_CONSTANTS[text[:end]])
-            if _NUMBER.fullmatch(text[:end]):
-                return self._separated(text[:end])
-        return self._separated(json.dumps(text[:end], ensure_ascii=False))
+        self._text, known = text[end:], text[:end].rstrip()
+        piece = json.dumps(known, ensure_ascii=False)
+        if is_value and known in _CONSTANTS:
+            piece = _CONSTANTS[known]
+        elif is_value and _NUMBER.fullmatch(known):
+            piece = known
+        piece = self._separated(piece)
+        self._between = True
+        return piece
 
     def _separated(self, piece: str) -> str:
-        comma, self._comma = self._comma, False
+        """Return the beginning of a key or value, behind a comma if it follows another."""
+        comma, self._at_value = self._between, False
         return f", {piece}" if comma else piece
 
 
@@ -208,6 +237,9 @@ class PairsReader:
         """Read a key, and the tag between it and its value, which may tell that the value is a text."""
         at = {text: self._text.find(text) for text in self._opens}
         present = [(place, -len(text), text) for text, place in at.items() if place >= 0]
+        end = self._text.find(self._value_close)
+        if end >= 0 and (not present or min(present)[0] > end):
+            return self._read_without_opening(end)
         if not present:
             return False
         place, _, text = min(present)
@@ -222,10 +254,22 @@ class PairsReader:
         else:
             self._streams = self._types in ((), ("string",))
         self._first, self._value = True, ""
+        self._begin(key, '"' * self._streams)
+        return True
+
+    def _read_without_opening(self, end: int) -> bool:
+        """Read an argument whose tag between key and value is cut: the value begins behind its part."""
+        key, bracket, value = self._text[:end].partition(self._opens[0][:1])
+        value = value.partition(">")[2] if bracket else ""
+        types = types_of(self._properties.get(key.strip())) or ("string",)
+        self._begin(key.strip(), typed(value.strip(), types))
+        self._text, self._state = self._text[end + len(self._value_close) :], "between"
+        return True
+
+    def _begin(self, key: str, value: str) -> None:
         head = ", " if self._begun else ""
         self._begun = True
-        self._message.continue_call(f"{head}{json.dumps(key, ensure_ascii=False)}: " + '"' * self._streams)
-        return True
+        self._message.continue_call(f"{head}{json.dumps(key, ensure_ascii=False)}: {value}")
 
     def _read_value(self, *, final: bool) -> bool:
         at = self._text.find(self._value_close)

@@ -23,20 +23,28 @@ import pytest
 from engines import CachedDecoder
 from fuzzing import SLOW_TESTS, seeds
 from random_ggufs import Floats, LlamaCpp, RandomFile, draw, prompt, shown
-from roundings import one_ulp_away, with_half_gelu
+from roundings import ulps_away, with_half_gelu
 
 from carryall.errors import CarryallError, CheckpointError, UnsupportedModelError
 from carryall.exporter.export import export_package
 
 # Of the deviation of the logits, the largest difference. Scores of attention may reach hundreds, and the last
-# place of a weight then moves logits by more: twice what ``MOVES`` such changes move them is allowed.
-TOLERANCE, MOVES = 1e-3, 6
+# place of a weight then moves logits by more: twice what ``MOVES`` such changes move them is allowed; if few
+# tokens differ, changes of ``FLIPS`` units, but of these tokens alone.
+TOLERANCE, MOVES, FLIPS = 1e-3, 6, 64
 # Changed keys of which llama.cpp is not the judge, with the reason, by a part of "family: key=value".
 DEVIATIONS = {
     "rope.scaling.yarn_attn_factor": "read for the architecture grok only; transformers' meaning is taken",
     "rope.scaling.yarn_beta_": "read for grok and mistral3 only; transformers' meaning is taken",
     "gpt_oss: rope.scaling.type='yarn'": "llama.cpp rounds the bounds; the model's authors do not",
 }
+for latent in ("deepseek_v2-groups-yarn", "deepseek_v3", "glm4_moe_lite", "youtu"):
+    DEVIATIONS[f"{latent}: rope.scal"] = (
+        "llama.cpp changes the scale of attention unless yarn_log_multiplier is stated; transformers does not"
+    )
+    DEVIATIONS[f"{latent}: attention.layer_norm_rms_epsilon"] = (
+        "transformers' norms of compressed queries and keys have 1e-6 whatever it is"
+    )
 VERDICTS: Counter[str] = Counter()
 
 
@@ -91,14 +99,17 @@ def difference(file: RandomFile, peer: LlamaCpp, folder: Path) -> float | None:
     if deviates(file):
         VERDICTS["deviates"] += 1
         return None
-    found = logits_of(model, folder)
-    error, allowed = float(np.abs(found - wanted).max()), TOLERANCE * float(wanted.std())
-    if not error < allowed:
-        moved = [np.abs(logits_of(one_ulp_away(model, seed), folder) - found).max() for seed in range(MOVES)]
-        allowed = max(allowed, 2 * float(max(moved)))
-        VERDICTS["rounding" if error < allowed else "wrong"] += 1
     VERDICTS["compared"] += 1
-    return error / allowed
+    found = logits_of(model, folder)
+    errors, allowed = np.abs(found - wanted).max(axis=1), np.full(len(wanted), TOLERANCE * wanted.std())
+    if not (errors < allowed).all():
+        # A few tokens may get other experts, whose scores were all but equal.
+        ulps = FLIPS if np.count_nonzero(errors >= allowed) <= len(errors) // 10 else 1
+        for seed in range(MOVES):
+            moved = np.abs(logits_of(ulps_away(model, ulps, seed), folder) - found).max(axis=1)
+            allowed = np.maximum(allowed, 2 * (moved if ulps > 1 else moved.max()))
+        VERDICTS["rounding" if (errors < allowed).all() else "wrong"] += 1
+    return float((errors / allowed).max())
 
 
 @pytest.mark.parametrize("kept", seeds("ggufs"), ids=lambda path: path.stem)
@@ -159,6 +170,7 @@ def test_values_of_other_types_are_refused(metadata: dict[str, Any], named: str,
             r"gemma3\.rope\.scaling\.attn_factor .* layers with windows",
         ),
         ("lfm2", {"attention.sliding_window": 2}, False, "lfm2.attention.sliding_window = 2"),
+        ("gemma4_text", {"rope.scaling.factor": 4.0}, False, "a Gemma 4 with a scaled rope"),
     ],
 )
 def test_what_no_graph_says_is_refused(

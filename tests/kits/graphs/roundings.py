@@ -35,12 +35,12 @@ def _round(graph: ir.Graph, gelu: ir.Node) -> None:
     ir.convenience.replace_nodes_and_values(graph, gelu, [gelu], nodes, [target], [result])
 
 
-def one_ulp_away(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    """Return the model with each number of its float32 arrays one unit in the last place up or down."""
+def ulps_away(model: onnx.ModelProto, ulps: int, seed: int) -> onnx.ModelProto:
+    """Return the model with each number of its float32 arrays so many units in the last place up or down."""
     changed, rng = onnx.ModelProto.FromString(model.SerializeToString()), np.random.default_rng(seed)
     for tensor in changed.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.dims:
             exact = numpy_helper.to_array(tensor)
-            ends = np.where(rng.random(exact.shape) < 0.5, np.float32(-np.inf), np.float32(np.inf))
-            tensor.CopyFrom(numpy_helper.from_array(np.nextafter(exact, ends), tensor.name))
+            signs = rng.choice(np.array([-ulps, ulps], np.float32), exact.shape)
+            tensor.CopyFrom(numpy_helper.from_array(exact + signs * np.spacing(exact), tensor.name))
     return changed
