@@ -51,8 +51,7 @@ def test_a_mixture_becomes_one_operator(tmp_path: Path, form: BlockFormat, offse
 
 
 def test_biases_are_those_of_the_experts_after_their_nodes_are_gone(tmp_path: Path) -> None:
-    changes = {"hidden_size": 64, "intermediate_size": 48}
-    model = export_model(write_tiny("gpt_oss", tmp_path / "checkpoint", **changes))
+    model = export_model(write_tiny("gpt_oss", tmp_path / "checkpoint", hidden_size=64, intermediate_size=48))
     stem = "model.layers.1.mlp.experts"
     held = {
         name: value.const_value.numpy()
