@@ -137,7 +137,7 @@ def _stacks(net: Decoder, experts: ExpertsConfig, form: StackedForm) -> dict[str
     names = [f"{form.module}.{name}".lstrip(".") for name in experts.names]
     weights = [net.qualified(f"{name}.weight") for name in names]
     found = net.checkpoint.stacks(weights) if net.config.hidden_act in ("silu", "swish") else None
-    if found is None or found[0].blocks.type_name != found[1].blocks.type_name:
+    if found is None or found[0].type_name != found[1].type_name:
         return None  # the kernels have one form for gate and up
     shapes = [(experts.count, *shape) for shape in ((width, hidden), (width, hidden), (hidden, width))]
     return dict(zip(names, found, strict=True)) if [stack.shape for stack in found] == shapes else None
@@ -177,7 +177,7 @@ def _stacked_experts(
 
 def _floats_of(stack: StoredStack, name: str) -> ir.LazyTensor:
     tensor = lazy(stack.read, ir.DataType.FLOAT, stack.shape)
-    tensor.name, tensor.meta[STORED] = name, stack.blocks
+    tensor.name, tensor.meta[STORED] = name, stack
     return tensor
 
 

@@ -15,9 +15,10 @@ import onnx_ir as ir
 
 from ....contract import EXPERT_STACKS, EXPERTS_DOMAIN
 from ....errors import GraphError
+from ....storage.stored_tensor import StoredStack
 from ...experts.mixture import Activation, Expert, Linear, Mixture, find_mixture
 from ...graph.edit import add_initializer, float_attribute, insert, int_attribute, nodes_of, weight
-from ...graph.lazy import Array, SlabTensor, concat_last, lazy, shape_of, stored_blocks
+from ...graph.lazy import STORED, Array, SlabTensor, concat_last, lazy, shape_of
 from ...passes.base import GraphPass
 from ..kernels import TilePacker
 from .blocked_weight import BlockedWeight
@@ -132,14 +133,15 @@ def _lower_stacks(graph: ir.Graph, node: ir.Node, stored: TilePacker | None) -> 
     tokens, scores, *rest = node.inputs
     stacks, biases = rest[:3], [tensor for bias in rest[3:] if (tensor := weight(bias)) is not None]
     tensors = [tensor for stack in stacks if (tensor := weight(stack)) is not None]
-    blocks = [stack for tensor in tensors if (stack := stored_blocks(tensor)) is not None]
+    blocks = [stack for tensor in tensors if isinstance(stack := tensor.meta.get(STORED), StoredStack)]
     if (
         stored is None
         or len(blocks) < len(stacks)
         or not {stack.type_name for stack in blocks} <= FORMS.keys()
     ):
         raise GraphError(f"{node.name} has stacks of experts, whose blocks the target does not take")
-    (gate, up, down), (count, width, hidden) = blocks, shape_of(tensors[0])
+    gate, up, down = blocks
+    count, width, hidden = gate.shape
     attributes = _attributes(
         (count, width, hidden),
         (int_attribute(node, "per_token", 1), bool(int_attribute(node, "normalize", 0))),
@@ -151,8 +153,8 @@ def _lower_stacks(graph: ir.Graph, node: ir.Node, stored: TilePacker | None) -> 
         ),
     )
     name = str(stacks[2] and stacks[2].name)
-    entering = stacked_tiles([gate, up], (count, width, hidden), stored)
-    leaving = stacked_tiles([down], (count, hidden, width), stored)
+    entering = stacked_tiles([gate, up], stored)
+    leaving = stacked_tiles([down], stored)
     operands = [
         tokens,
         scores,
