@@ -69,16 +69,20 @@ class StoredStack:
     """Matrices of equal shape that a file holds one behind the other, in blocks along the inputs.
 
     Args:
-        shape: number of matrices, out and in.
+        type_name: the type of the blocks, such as ``Q4_K``.
         bits: as of a ``Packed`` matrix.
-        blocks: all their rows, as of one matrix.
+        shape: number of matrices, out and in.
+        row_bytes: the bytes of a row of a matrix.
+        rows: returns uint8 [count, row_bytes], rows of all matrices from the first on; both are arguments.
         matrices: the names of the single matrices.
         read: returns all floats, of that shape.
     """
 
-    shape: tuple[int, int, int]
+    type_name: str
     bits: int
-    blocks: StoredBlocks
+    shape: tuple[int, int, int]
+    row_bytes: int
+    rows: Callable[[int, int], npt.NDArray[np.uint8]]
     matrices: tuple[str, ...]
     read: Callable[[], npt.NDArray[np.float32]]
 

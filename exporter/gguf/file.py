@@ -114,7 +114,8 @@ class GgufFile:
         self.types.add(info.type_name)
         form, names = self.architecture, list[str]()
         for index, expert in enumerate(_parts(info, info.shape[0])):
-            for part, one in zip(which, _parts(expert, len(which), rows=True), strict=True):
+            parts = _parts(expert, len(which), rows=True) if len(which) > 1 else [expert]
+            for part, one in zip(which, parts, strict=True):
                 name = f"model.layers.{layer}.{form.experts}.{index}.{form.expert_names[part]}.weight"
                 self._put(name, GgufTensor(data, one, None, 0.0))
                 names.append(name)
@@ -239,23 +240,23 @@ class GgufTensor:
     def stack(self, matrices: Sequence[str]) -> StoredStack:
         """Return a tensor [matrices, out, in] of blocks as a stack of matrices of these names."""
         count, outputs, inputs = self.shape
-        blocks = StoredBlocks(self._info.type_name, (self._stored_rows(),))
         return StoredStack(
-            (count, outputs, inputs),
+            self._info.type_name,
             LAYOUTS[self._info.type_name].bits,
-            blocks,
+            (count, outputs, inputs),
+            self._row_bytes,
+            self._read_rows,
             tuple(matrices),
             lambda: self.read(lambda array: array),
         )
 
     def _stored_rows(self) -> StoredRows:
-        width, begin = self._row_bytes, self._info.begin
-        order = np.arange(math.prod(self.shape[:-1])) if self._order is None else self._order
+        order = np.arange(self.shape[0]) if self._order is None else self._order
+        return StoredRows(self._row_bytes, order.astype(np.int64), self._read_rows)
 
-        def read(first: int, count: int) -> npt.NDArray[np.uint8]:
-            return self._data.read(begin + first * width, count * width).reshape(count, width)
-
-        return StoredRows(width, order.astype(np.int64), read)
+    def _read_rows(self, first: int, count: int) -> npt.NDArray[np.uint8]:
+        width = self._row_bytes
+        return self._data.read(self._info.begin + first * width, count * width).reshape(count, width)
 
     @property
     def halves(self) -> Callable[[Callable[[Array], Array]], Array] | None:

@@ -56,6 +56,21 @@ class SoftmaxRoute:
         return weights, chosen
 
 
+@dataclass(frozen=True)
+class StackedForm:
+    """Gated experts whose matrices a file holds in stacks: gate, up and down of a layer's experts apart.
+
+    Args:
+        module: the module of the stacks within the layer's; "" for the layer's own.
+        bias: whether each expert's linear layers have biases, stored in stacks too.
+        beta: added to the up projection.
+    """
+
+    module: str = "experts"
+    bias: bool = False
+    beta: float = 0.0
+
+
 WriteExpert = Callable[[Decoder, ir.Value, int, ExpertsConfig], ir.Value]
 
 
@@ -66,6 +81,7 @@ def sparse_mlp(
     *,
     route: Route = SoftmaxRoute(),
     expert: WriteExpert | None = None,
+    stacked: StackedForm | None = None,
     shared: Callable[[Decoder, ir.Value, ExpertsConfig], ir.Value] | None = None,
 ) -> ir.Value:
     """Write a sparse mixture of experts with top-k routing (https://arxiv.org/abs/2401.04088).
@@ -81,17 +97,17 @@ def sparse_mlp(
         experts: their number and sizes.
         route: returns weights and indices of each token's experts.
         expert: writes one expert; by default a gated MLP.
+        stacked: the form of what ``expert`` writes, where a target takes it in stacks; None for no such form.
         shared: writes the expert of all tokens; by default with a gate.
     """
     hidden, bias = net.config.hidden_size, net.config.mlp_bias
     size = experts.latent or hidden
     with net.scope(experts.scope):
         tokens = net.op("Reshape", x, net.ints(-1, hidden))
-        stacks = None
-        if isinstance(route, SoftmaxRoute) and expert is None and not experts.latent:
-            stacks = _stacks(net, experts)
-        if isinstance(route, SoftmaxRoute) and stacks is not None:
-            mixed = _stacked_experts(net, tokens, route.scores(net, tokens, experts), stacks, experts)
+        form = StackedForm() if expert is None and not experts.latent else stacked
+        stacks = None if form is None else _stacks(net, experts, form)
+        if isinstance(route, SoftmaxRoute) and form is not None and stacks is not None:
+            mixed = _stacked_experts(net, tokens, route.scores(net, tokens, experts), stacks, experts, form)
         else:
             weights, chosen = route(net, tokens, experts)
             if experts.latent:
@@ -126,13 +142,13 @@ def _single_experts(
     return net.op("MatMul", net.op("Unsqueeze", weights, net.ints(1)), of_token)
 
 
-def _stacks(net: Decoder, experts: ExpertsConfig) -> dict[str, StoredStack] | None:
-    """Return the stacks of gate, up and down by name; None unless the graph may take them as they are."""
+def _stacks(net: Decoder, experts: ExpertsConfig, form: StackedForm) -> dict[str, StoredStack] | None:
+    """Return the stacks of gate, up and down by module; None unless the graph may take them as they are."""
     hidden, width = net.config.hidden_size, experts.width
-    with net.scope("experts"):
-        names = [net.qualified(f"{name}.weight") for name in experts.names]
-    found = net.checkpoint.stacks(names) if net.config.hidden_act in ("silu", "swish") else None
-    if found is None or found[0].blocks.type_name != found[1].blocks.type_name:
+    names = [f"{form.module}.{name}".lstrip(".") for name in experts.names]
+    weights = [net.qualified(f"{name}.weight") for name in names]
+    found = net.checkpoint.stacks(weights) if net.config.hidden_act in ("silu", "swish") else None
+    if found is None or found[0].type_name != found[1].type_name:
         return None  # the kernels have one form for gate and up
     shapes = [(experts.count, *shape) for shape in ((width, hidden), (width, hidden), (hidden, width))]
     return dict(zip(names, found, strict=True)) if [stack.shape for stack in found] == shapes else None
@@ -144,9 +160,15 @@ def _stacked_experts(
     scores: ir.Value,
     stacks: Mapping[str, StoredStack],
     experts: ExpertsConfig,
+    form: StackedForm,
 ) -> ir.Value:
     """Write the experts as one node; return the weighted sum of their results [tokens, 1, hidden]."""
-    weights = [net.initializer(_floats_of(stack, name)) for name, stack in stacks.items()]
+    weights = [
+        net.initializer(_floats_of(stack, net.qualified(f"{name}.weight"))) for name, stack in stacks.items()
+    ]
+    if form.bias:
+        sizes = {name: (experts.count, stack.shape[1]) for name, stack in stacks.items()}
+        weights += [net.weight(f"{name}.bias", *size) for name, size in sizes.items()]
     mixed = net.foreign_op(
         EXPERTS_DOMAIN,
         EXPERT_STACKS,
@@ -155,6 +177,9 @@ def _stacked_experts(
         *weights,
         per_token=experts.per_token,
         normalize=int(experts.normalize),
+        alpha=experts.alpha,
+        beta=form.beta,
+        limit=experts.limit,
         stored_bits=[stack.bits for stack in stacks.values()],
     )
     mixed.dtype, mixed.shape = ir.DataType.FLOAT, ir.Shape([None, 1, net.config.hidden_size])
@@ -163,7 +188,7 @@ def _stacked_experts(
 
 def _floats_of(stack: StoredStack, name: str) -> ir.LazyTensor:
     tensor = lazy(stack.read, ir.DataType.FLOAT, stack.shape)
-    tensor.name, tensor.meta[STORED] = name, stack.blocks
+    tensor.name, tensor.meta[STORED] = name, stack
     return tensor
 
 

@@ -17,7 +17,7 @@ from ..config import (
     with_defaults,
 )
 from ..decoder import Decoder
-from ..layers.experts import SoftmaxRoute, sparse_mlp
+from ..layers.experts import SoftmaxRoute, StackedForm, sparse_mlp
 
 DEFAULTS: RawConfig = {
     "attention_bias": True,
@@ -86,7 +86,7 @@ def mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     experts = net.config.experts[layer]
     if experts is None:
         raise AssertionError("unreachable: every layer has experts")
-    return sparse_mlp(net, x, experts, route=ROUTE, expert=expert)
+    return sparse_mlp(net, x, experts, route=ROUTE, expert=expert, stacked=StackedForm(bias=True, beta=1.0))
 
 
 def expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:

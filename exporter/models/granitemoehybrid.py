@@ -10,7 +10,7 @@ from ...errors import UnsupportedModelError
 from .. import layers
 from ..config import DecoderConfig, ExpertsConfig, RawConfig, integer, rope_config, with_defaults
 from ..decoder import Decoder
-from ..layers.experts import SoftmaxRoute, sparse_mlp, stacked_expert
+from ..layers.experts import SoftmaxRoute, StackedForm, sparse_mlp, stacked_expert
 from ..layers.mamba import mamba, mamba_config
 from . import granite
 from .llama import attention
@@ -96,7 +96,7 @@ def feed_forward(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         if shared is None:
             raise UnsupportedModelError("config.json has neither experts nor 'shared_intermediate_size'")
         return shared
-    mixed = sparse_mlp(net, x, mixture, route=ROUTE, expert=expert)
+    mixed = sparse_mlp(net, x, mixture, route=ROUTE, expert=expert, stacked=StackedForm(module=""))
     return mixed if shared is None else net.op("Add", mixed, shared)
 
 

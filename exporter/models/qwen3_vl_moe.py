@@ -9,7 +9,7 @@ import onnx_ir as ir
 from .. import layers
 from ..config import DecoderConfig, ExpertsConfig, RawConfig, decoder_config, with_defaults
 from ..decoder import Decoder
-from ..layers.experts import sparse_mlp, stacked_expert
+from ..layers.experts import StackedForm, sparse_mlp, stacked_expert
 from . import qwen2_moe, qwen2_vl, qwen3
 from .qwen3_vl import SECTIONS, THETA, deep_states
 
@@ -47,7 +47,7 @@ def _mlp(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     experts = net.config.experts[layer]
     if experts is None:
         return layers.gated_mlp(net, layer, x)
-    return sparse_mlp(net, x, experts, expert=_expert)
+    return sparse_mlp(net, x, experts, expert=_expert, stacked=StackedForm())
 
 
 def _expert(net: Decoder, x: ir.Value, index: int, experts: ExpertsConfig) -> ir.Value:

@@ -18,6 +18,11 @@ _INTEGERS = tuple(ir.DataType[f"{sign}INT{bits}"] for sign in ("", "U") for bits
 _CASTS = frozenset((ir.DataType.BOOL, *_INTEGERS, *_FLOATS))
 
 
+def is_known(node: ir.Node) -> bool:
+    """Return whether ``content_of`` computes the operator of a node."""
+    return not node.domain and (node.op_type in _COMPUTE or node.op_type in ("Shape", "Size"))
+
+
 def content_of(
     node: ir.Node,
     operands: Sequence[Array | None],

@@ -354,7 +354,7 @@ class GgufModel(InPlaceModel):
         from ...graph_opt.lower.products.stored_tiles import FORMS
 
         stacks = self.opened().stacks
-        return {name: stack for name, stack in stacks.items() if stack.blocks.type_name in FORMS}
+        return {name: stack for name, stack in stacks.items() if stack.type_name in FORMS}
 
     def export(self) -> Package:
         return exported_package(self.model_path)

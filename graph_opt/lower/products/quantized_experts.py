@@ -7,6 +7,7 @@ It routes tokens by their scores as the canonical mixture does, and computes the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,9 +15,10 @@ import onnx_ir as ir
 
 from ....contract import EXPERT_STACKS, EXPERTS_DOMAIN
 from ....errors import GraphError
+from ....storage.stored_tensor import StoredStack
 from ...experts.mixture import Activation, Expert, Linear, Mixture, find_mixture
-from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, weight
-from ...graph.lazy import Array, SlabTensor, lazy, shape_of, stored_blocks
+from ...graph.edit import add_initializer, float_attribute, insert, int_attribute, nodes_of, weight
+from ...graph.lazy import STORED, Array, SlabTensor, concat_last, lazy, shape_of
 from ...passes.base import GraphPass
 from ..kernels import TilePacker
 from .blocked_weight import BlockedWeight
@@ -128,31 +130,43 @@ def _lower(graph: ir.Graph, mixture: Mixture, stored: TilePacker | None) -> None
 
 def _lower_stacks(graph: ir.Graph, node: ir.Node, stored: TilePacker | None) -> None:
     """Lower a node of ``EXPERT_STACKS``, whose result is [tokens, 1, hidden]."""
-    tokens, scores, *stacks = node.inputs
+    tokens, scores, *rest = node.inputs
+    stacks, biases = rest[:3], [tensor for bias in rest[3:] if (tensor := weight(bias)) is not None]
     tensors = [tensor for stack in stacks if (tensor := weight(stack)) is not None]
-    blocks = [stack for tensor in tensors if (stack := stored_blocks(tensor)) is not None]
+    blocks = [stack for tensor in tensors if isinstance(stack := tensor.meta.get(STORED), StoredStack)]
     if (
         stored is None
         or len(blocks) < len(stacks)
         or not {stack.type_name for stack in blocks} <= FORMS.keys()
     ):
         raise GraphError(f"{node.name} has stacks of experts, whose blocks the target does not take")
-    (gate, up, down), (count, width, hidden) = blocks, shape_of(tensors[0])
+    gate, up, down = blocks
+    count, width, hidden = gate.shape
     attributes = _attributes(
         (count, width, hidden),
         (int_attribute(node, "per_token", 1), bool(int_attribute(node, "normalize", 0))),
         (stored_attributes(gate.type_name), stored_attributes(down.type_name)),
-        Activation(),
+        Activation(
+            alpha=float_attribute(node, "alpha", 1.0),
+            beta=float_attribute(node, "beta", 0.0),
+            limit=float_attribute(node, "limit", math.inf),
+        ),
     )
     name = str(stacks[2] and stacks[2].name)
-    entering = stacked_tiles([gate, up], (count, width, hidden), stored)
-    leaving = stacked_tiles([down], (count, hidden, width), stored)
+    entering = stacked_tiles([gate, up], stored)
+    leaving = stacked_tiles([down], stored)
     operands = [
         tokens,
         scores,
         add_initializer(graph, f"{name}.experts_in.tiles", entering),
         add_initializer(graph, f"{name}.experts_out.tiles", leaving),
     ]
+    if biases:
+        both = concat_last(biases[:2])
+        operands += [
+            add_initializer(graph, f"{name}.experts_in.bias", both),
+            add_initializer(graph, f"{name}.experts_out.bias", biases[2]),
+        ]
     lowered = insert(node, "QuantizedExperts", operands, attributes, domain=DOMAIN)
     lowered.name = node.name
     replace_result(graph, node.outputs[0], lowered.outputs[0])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.stored_tensor import StoredBlocks, StoredRows
+from ....storage.stored_tensor import StoredBlocks, StoredRows, StoredStack
 from ...graph.lazy import SlabTensor
 from ..kernels import StoredForm, TilePacker
 from .tiles import COLUMNS
@@ -70,24 +70,21 @@ def stored_tiles(blocks: StoredBlocks, inputs: int, outputs: int, pack: TilePack
     return SlabTensor(slabs, (-(-outputs // COLUMNS), stored_tile_bytes(form, inputs)))
 
 
-def stacked_tiles(
-    stacks: Sequence[StoredBlocks], shape: tuple[int, int, int], pack: TilePacker
-) -> SlabTensor:
+def stacked_tiles(stacks: Sequence[StoredStack], pack: TilePacker) -> SlabTensor:
     """Return the tiles of stacks of matrices, uint8 [matrices, tiles, bytes]; as ``stored_tiles``.
 
     Args:
-        stacks: of one type and shape. The matrices of one number follow each other.
-        shape: number of matrices of a stack, and their outputs, which fill whole tiles, and inputs.
+        stacks: of one type and shape, whose outputs fill whole tiles. The matrices of one number follow each
+            other.
         pack: the target's routine.
     """
-    count, outputs, inputs = shape
-    form, sources = FORMS[stacks[0].type_name], [rows for stack in stacks for rows in stack.parts]
-    step = max(1, _SLAB_BYTES // (len(stacks) * outputs * sources[0].row_bytes))
+    form, (count, outputs, inputs) = FORMS[stacks[0].type_name], stacks[0].shape
+    step = max(1, _SLAB_BYTES // (len(stacks) * outputs * stacks[0].row_bytes))
 
     def slabs() -> Iterator[Bytes]:
         for first in range(0, count, step):
             some = min(step, count - first)
-            read = [rows.read(first * outputs, some * outputs) for rows in sources]
+            read = [stack.rows(first * outputs, some * outputs) for stack in stacks]
             apart = [rows.reshape(some, outputs, -1) for rows in read]
             yield pack(form, [stack[number] for number in range(some) for stack in apart], inputs)
 

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 from graph_asserts import graph
+from tiny_models import write_tiny
 
 from carryall.errors import GraphError
-from carryall.graph_opt.analysis.probe import MaskMeaning, mask_meaning, rope_table
+from carryall.exporter.export import export_model
+from carryall.graph_opt.analysis.constant_evaluation import is_known
+from carryall.graph_opt.analysis.probe import MaskMeaning, Probe, contract_feed, mask_meaning, rope_table
 
 CONTEXT = 64
 INPUTS = "int64[B, S] input_ids, int64[B, T] attention_mask, float[B, 2, P, 8] past"
@@ -202,3 +207,41 @@ def test_a_stored_table_that_is_too_short_is_an_error() -> None:
     assert rope_table(model.graph, model.graph.outputs[0], 5).shape == (5, 2)
     with pytest.raises(GraphError, match=r"cannot be computed for 6 positions; .* choose a context length"):
         rope_table(model.graph, model.graph.outputs[0], 6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "bloom", "qwen2_vl"])
+def test_values_are_those_of_the_reference_evaluator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """NumPy computes masks and tables of decoders, bit for bit."""
+    model = export_model(write_tiny(family, tmp_path / "checkpoint"))
+    values = {
+        value
+        for node in model.graph
+        for value in (node.inputs[3:4] if node.op_type == "Attention" else node.inputs[1:3])
+        if node.op_type in ("Attention", "RotaryEmbedding") and value is not None
+    }
+    assert values
+    for value in values:
+        probe, reference = Probe(model.graph, value), Probe(model.graph, value)
+        monkeypatch.setattr(reference, "_computed", lambda _: None)
+        feed = contract_feed(probe.inputs, past=5, new=3)
+        found = probe(feed)
+        expected = reference(feed)
+        assert (probe._evaluator is None) == all(map(is_known_or_angle, producers(value)))
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def is_known_or_angle(node: ir.Node) -> bool:
+    return is_known(node) or node.op_type in ("Cos", "Sin")
+
+
+def producers(value: ir.Value) -> set[ir.Node]:
+    found, stack = set[ir.Node](), [value]
+    while stack:
+        node = stack.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            stack.extend(operand for operand in node.inputs if operand is not None)
+    return found

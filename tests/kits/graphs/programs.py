@@ -26,11 +26,16 @@ def program(model: ir.Model) -> list[Any]:
 
     lines: list[Any] = [[(value.name, *typed(value)) for value in model.graph.inputs]]
     for node in model.graph:
-        attributes = sorted((name, str(attribute.value)) for name, attribute in node.attributes.items())
+        attributes = sorted((name, _stored(attribute)) for name, attribute in node.attributes.items())
         operands = [known(value) for value in node.inputs]
         lines.append((node.domain, node.op_type, attributes, operands, [typed(one) for one in node.outputs]))
     lines.append([(value.name, *typed(value)) for value in model.graph.outputs])
     return [*lines, sorted(model.metadata_props.items()), sorted(model.opset_imports.items())]
+
+
+def _stored(attribute: ir.Attr) -> str:
+    """Return the value of an attribute as a file holds it: floats in 32 bits."""
+    return str(ir.to_proto(attribute)).partition("\n")[2]
 
 
 def _content(tensor: ir.TensorProtocol) -> tuple[Any, ...]:

@@ -133,20 +133,25 @@ def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: 
 
 
 @pytest.mark.parametrize(
-    ("kinds", "config"),
+    ("family", "kinds", "config"),
     [
-        (("Q4_K", "Q6_K"), {}),
-        (("Q4_0", "Q4_1"), {"norm_topk_prob": False}),
-        (("MXFP4", "Q8_0"), {"num_experts": 32, "num_experts_per_tok": 3}),
-        (("IQ4_XS", "Q5_K"), {"num_hidden_layers": 1}),
+        ("qwen3_moe", ("Q4_K", "Q6_K"), {}),
+        ("qwen3_moe", ("Q4_0", "Q4_1"), {"norm_topk_prob": False}),
+        ("qwen3_moe", ("MXFP4", "Q8_0"), {"num_experts": 32, "num_experts_per_tok": 3}),
+        ("qwen3_moe", ("IQ4_XS", "Q5_K"), {"num_hidden_layers": 1}),
+        ("gpt_oss", ("MXFP4", "MXFP4"), {}),
     ],
 )
 def test_stacks_of_experts_become_the_program_of_single_experts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str], config: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    kinds: tuple[str, str],
+    config: dict[str, Any],
 ) -> None:
     path, (entering, leaving) = tmp_path / "m.gguf", kinds
     types = {"experts.down_proj": leaving, "experts": entering, "proj": "Q8_0"}
-    write_gguf("qwen3_moe", path, types=types, **EXPERTS, **config)
+    write_gguf(family, path, types=types, **EXPERTS, **config)
     provider = get_provider("cpu")
     options = provider.resolve_options(RunnerConfig(max_slots=1, context_length=32))
     assert EXPERT_STACKS in {node.op_type for node in resolve_model(path).load(stacked=True).graph}
