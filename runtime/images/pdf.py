@@ -1,15 +1,14 @@
 """The pages of a PDF file as pictures, drawn by PDFium (https://pdfium.googlesource.com/pdfium/).
 
-PDFium runs no scripts and fetches nothing, but it is C++ code in this process.
+PDFium runs no scripts and fetches nothing. It is C++ code whose calls nothing stops, so it runs in a process
+of its own, with limits (``pdf_process``).
 """
 
 from __future__ import annotations
 
-import math
+import importlib.util
 import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,13 +16,14 @@ import numpy as np
 
 from ...errors import MissingExtraError, RequestError
 from .opening import MOST_PIXELS, Pixels, read_picture
+from .pdf_process import PROCESS, TooLargeError
 
 DPI = 150  # an A4 page has 1240 x 1754 pixels
 MOST_PAGES = 64  # of a file that is read whole
 _MARK, _MARK_WITHIN = b"%PDF-", 1024  # readers accept it within the first bytes
 # Pixels of a point, 1/72 inch. PDFium rounds sizes up, so the error of a product must not add a pixel.
 _SCALE = DPI / 72 * (1 - 1e-7)
-_lock = threading.Lock()  # PDFium is not thread-safe
+_FILE_SECONDS = 30.0  # of processor time for all pages of a file; a scanned page takes a tenth
 
 
 class PdfPages(Sequence[Pixels]):
@@ -34,14 +34,16 @@ class PdfPages(Sequence[Pixels]):
         page: a page, counted from 1; None for all.
 
     Raises:
-        RequestError: the file is damaged or encrypted, has no such page, or too many.
+        RequestError: the file is damaged or encrypted, has no such page, or too many, or needs more time or
+            memory than it may.
         MissingExtraError: pypdfium2 is not installed.
     """
 
     def __init__(self, data: bytes, page: int | None = None) -> None:
+        _check_installed()
         self._data = data
-        with _opened(data) as document:
-            count = len(document)
+        count, spent = PROCESS.count(data, _FILE_SECONDS)
+        self._left = _FILE_SECONDS - spent
         if page is not None and not 1 <= page <= count:
             raise RequestError(f"a PDF file has {count} pages; there is no page {page}")
         if page is None and not 1 <= count <= MOST_PAGES:
@@ -61,16 +63,17 @@ class PdfPages(Sequence[Pixels]):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         number = self._pages[index]
-        with _opened(self._data) as document:
-            page = document[number]
-            width, height = (math.ceil(size * _SCALE) for size in page.get_size())
-            if width * height > MOST_PIXELS:
-                raise RequestError(
-                    f"page {number + 1} of a PDF file has {width} x {height} pixels at {DPI} dpi, which "
-                    f"exceeds the limit of {MOST_PIXELS}"
-                )
-            drawn = page.render(scale=_SCALE, rev_byteorder=True, force_bitmap_format=_rgb())
-            return np.array(drawn.to_numpy(), np.uint8)
+        try:
+            drawn, width, height, spent = PROCESS.draw(
+                self._data, number, scale=_SCALE, most_pixels=MOST_PIXELS, seconds=self._left
+            )
+        except TooLargeError as error:
+            raise RequestError(
+                f"page {number + 1} of a PDF file has {error.width} x {error.height} pixels at {DPI} dpi, "
+                f"which exceeds the limit of {MOST_PIXELS}"
+            ) from error
+        self._left -= spent
+        return np.frombuffer(drawn, np.uint8).reshape(height, width, 3)
 
 
 def pictures_of(source: Any, page: int | None = None) -> Sequence[Any]:
@@ -96,27 +99,6 @@ def pictures_of(source: Any, page: int | None = None) -> Sequence[Any]:
     return [source]
 
 
-@contextmanager
-def _opened(data: bytes) -> Iterator[Any]:
-    try:
-        import pypdfium2
-    except ImportError as error:
-        raise MissingExtraError("PDF files", "pypdfium2", "documents") from error
-    with _lock:
-        document = None
-        try:
-            document = pypdfium2.PdfDocument(data)
-            yield document
-        except pypdfium2.PdfiumError as error:
-            raise RequestError(
-                f"a PDF file cannot be read: {error}; it may be damaged or encrypted"
-            ) from error
-        finally:
-            if document is not None:
-                document.close()
-
-
-def _rgb() -> int:
-    import pypdfium2.raw
-
-    return int(pypdfium2.raw.FPDFBitmap_BGR)
+def _check_installed() -> None:
+    if importlib.util.find_spec("pypdfium2") is None:
+        raise MissingExtraError("PDF files", "pypdfium2", "documents")
