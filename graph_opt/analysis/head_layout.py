@@ -13,27 +13,33 @@ from ..graph.edit import insert, shared_constant, static_size
 _SWAP = [0, 2, 1, 3]
 
 
-def head_sizes(value: ir.Value | None) -> tuple[int, int] | None:
-    """Return heads and head_dim of a value [batch, heads, sequence, head_dim], None if they are not fixed."""
+def head_sizes(value: ir.Value | None, axis: int = 1) -> tuple[int, int] | None:
+    """Return heads and head_dim of a value [batch, heads, sequence, head_dim], None if they are not fixed.
+
+    Args:
+        value: of rank 4.
+        axis: 1, or 2 if the heads come behind the sequence.
+    """
     if value is None or value.shape is None or len(value.shape) != 4:
         return None
-    heads, size = static_size(value, 1), static_size(value, 3)
+    heads, size = static_size(value, axis), static_size(value, 3)
     return None if heads is None or size is None else (heads, size)
 
 
-def join_heads(before: ir.Node, value: ir.Value) -> ir.Value:
+def join_heads(before: ir.Node, value: ir.Value, axis: int = 1) -> ir.Value:
     """Convert [batch, heads, sequence, head_dim] into [batch, sequence, heads * head_dim]."""
-    sizes = head_sizes(value)
+    sizes = head_sizes(value, axis)
     if sizes is None:
         raise ValueError(f"{value.name} has no fixed number of heads and head_dim")
-    swapped = insert(before, "Transpose", [value], {"perm": _SWAP}).outputs[0]
-    return _reshape(before, swapped, [0, 0, sizes[0] * sizes[1]])
+    if axis == 1:
+        value = insert(before, "Transpose", [value], {"perm": _SWAP}).outputs[0]
+    return _reshape(before, value, [0, 0, sizes[0] * sizes[1]])
 
 
-def split_heads(before: ir.Node, value: ir.Value, heads: int, size: int) -> ir.Value:
+def split_heads(before: ir.Node, value: ir.Value, heads: int, size: int, axis: int = 1) -> ir.Value:
     """Convert [batch, sequence, heads * head_dim] into [batch, heads, sequence, head_dim]."""
     split = _reshape(before, value, [0, 0, heads, size])
-    return insert(before, "Transpose", [split], {"perm": _SWAP}).outputs[0]
+    return insert(before, "Transpose", [split], {"perm": _SWAP}).outputs[0] if axis == 1 else split
 
 
 def _reshape(before: ir.Node, value: ir.Value, shape: list[int]) -> ir.Value:

@@ -27,6 +27,7 @@ from ..base import GraphPass
 from .rotations import RotaryMatch, rotation, rotation_of_parts, with_unrotated_part
 
 _POSITIONS = np.array([[3, 0, 17, 1, 250], [5, 9, 2, 31, 64]])
+_SHORTEST = 16  # positions of a table
 
 _SEARCHES = {"Add": rotation, "Concat": rotation_of_parts}
 
@@ -36,7 +37,7 @@ class FuseRotaryPass(GraphPass):
 
     def __init__(self) -> None:
         super().__init__()
-        self._angles: dict[tuple[ir.Value, bool, bool], ir.Value | str] = {}
+        self._angles: dict[tuple[ir.Value, bool, bool, int], ir.Value | str] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Try every sum of two products, joined parts of x, and every 4-D RotaryEmbedding."""
@@ -55,7 +56,8 @@ class FuseRotaryPass(GraphPass):
             self.fired += _join_heads_of(node)
 
     def _fuse(self, graph: ir.Graph, match: RotaryMatch) -> str | None:
-        sizes = head_sizes(match.x)
+        axis = match.heads_axis
+        sizes = head_sizes(match.x, axis)
         if sizes is None:
             return "x is not [batch, heads, sequence, head_dim] with fixed heads and head_dim"
         width = static_size(match.cos, -1)
@@ -65,27 +67,32 @@ class FuseRotaryPass(GraphPass):
         interleaved = _is_interleaved(match, sizes, rotary)
         if isinstance(interleaved, str):
             return interleaved
-        angles = [self._half(graph, table, interleaved, match.halved) for table in (match.cos, match.sin)]
+        angles = [self._half(graph, table, interleaved, match) for table in (match.cos, match.sin)]
         for angle in angles:
             if isinstance(angle, str):
                 return angle
         last = match.output.producer()
         if last is None:
             raise AssertionError("unreachable: the output of a rotation has a producer")
-        operands = [join_heads(last, match.x), *(angle for angle in angles if isinstance(angle, ir.Value))]
+        operands = [
+            join_heads(last, match.x, axis),
+            *(angle for angle in angles if isinstance(angle, ir.Value)),
+        ]
         attributes = {"num_heads": sizes[0], "interleaved": int(interleaved)}
         if rotary < sizes[1]:
             attributes["rotary_embedding_dim"] = rotary
         rotated = insert(last, "RotaryEmbedding", operands, attributes).outputs[0]
-        replace(match.output, split_heads(last, rotated, *sizes))
+        replace(match.output, split_heads(last, rotated, *sizes, axis))
         remove_unused(graph, last)
         return None
 
-    def _half(self, graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool) -> ir.Value | str:
+    def _half(
+        self, graph: ir.Graph, table: ir.Value, interleaved: bool, match: RotaryMatch
+    ) -> ir.Value | str:
         """Return half a table, [batch, sequence, rotary / 2], or why it is not known."""
-        key = (table, interleaved, halved)
+        key = (table, interleaved, match.halved, match.heads_axis)
         if key not in self._angles:
-            self._angles[key] = _angles(graph, table, interleaved, halved)
+            self._angles[key] = _angles(graph, *key)
         return self._angles[key]
 
 
@@ -97,6 +104,8 @@ def _is_interleaved(match: RotaryMatch, sizes: tuple[int, int], rotary: int) -> 
     rng = np.random.default_rng(rotary)
     x = rng.standard_normal((2, sizes[0], 3, sizes[1])).astype(np.float32)
     cos, sin = rng.standard_normal((2, 2, 1, 3, rotary // 2)).astype(np.float32)
+    if match.heads_axis == 2:
+        x, cos, sin = (array.swapaxes(1, 2).copy() for array in (x, cos, sin))
     for interleaved in (False, True):
         tables = [_table(half, match.halved, interleaved) for half in (cos, sin)]
         if close(part(x, *tables), _rotate(x, cos, sin, interleaved), 1e-6):
@@ -126,7 +135,9 @@ def _table(half: Array, halved: bool, interleaved: bool) -> Array:
     return np.repeat(half, 2, -1) if interleaved else np.concatenate([half, half], -1)
 
 
-def _angles(graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool) -> ir.Value | str:
+def _angles(
+    graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool, heads_axis: int
+) -> ir.Value | str:
     """Return the first half of a table, or all of a halved one, as [batch, sequence, rotary / 2]."""
     values = _values(graph, table)
     if isinstance(values, str):
@@ -149,28 +160,33 @@ def _angles(graph: ir.Graph, table: ir.Value, interleaved: bool, halved: bool) -
         bounds = [whole("start", 0), whole(f"end_{end}", end), whole("axis", 3)]
         steps = [whole("step", 2)] if interleaved else []
         table = insert(first, "Slice", [table, *bounds, *steps]).outputs[0]
-    return insert(first, "Squeeze", [table, whole("heads", 1)]).outputs[0]
+    return insert(first, "Squeeze", [table, whole(f"heads_{heads_axis}", heads_axis)]).outputs[0]
 
 
 def _values(graph: ir.Graph, table: ir.Value) -> Array | str:
-    """Return a table for ``_POSITIONS``, or why it does not depend only on positions."""
+    """Return a table for some positions, or why it does not depend only on positions."""
     probe = Probe(graph, table)
     unknown = {name for name in probe.input_names if name in (INPUT_IDS, LOGITS)}
     if unknown:
         return f"the angles depend on {sorted(unknown)}"
-    batch, length = _POSITIONS.shape
-    feed: dict[str, Array] = {
-        POSITION_IDS: _POSITIONS,
-        ATTENTION_MASK: np.ones((batch, length), np.int64),
-    }
+    try:
+        return _probed(probe, _POSITIONS)
+    except GraphError:
+        pass  # a table of the angles may have fewer positions
+    try:
+        return _probed(probe, _POSITIONS % _SHORTEST)
+    except GraphError as error:
+        return str(error)
+
+
+def _probed(probe: Probe, positions: Array) -> Array:
+    batch, length = positions.shape
+    feed: dict[str, Array] = {POSITION_IDS: positions, ATTENTION_MASK: np.ones((batch, length), np.int64)}
     for value in probe.inputs:
         if str(value.name) not in feed:
             sizes = (batch, static_size(value, 1) or 1, 0, static_size(value, 3) or 1)
             feed[str(value.name)] = np.zeros(sizes, np.float32)
-    try:
-        return probe(feed)
-    except GraphError as error:
-        return str(error)
+    return probe(feed)
 
 
 def _join_heads_of(node: ir.Node) -> bool:

@@ -16,7 +16,7 @@ class RotaryMatch:
     """A candidate: ``output`` is ``x`` rotated by ``cos`` and ``sin``.
 
     The tables are [batch, 1, sequence, width], where width is the number of rotated columns of x, or half of
-    it if ``halved``.
+    it if ``halved``. With the heads of x on axis 2, they are [batch, sequence, 1, width].
     """
 
     x: ir.Value
@@ -24,6 +24,7 @@ class RotaryMatch:
     sin: ir.Value
     output: ir.Value
     halved: bool = False
+    heads_axis: int = 1
 
 
 def rotation(node: ir.Node) -> RotaryMatch | None:
@@ -35,13 +36,9 @@ def rotation(node: ir.Node) -> RotaryMatch | None:
     for straight, turned in (pairs, pairs[::-1]):
         for x, cos in (straight, straight[::-1]):
             for rotated, sin in (turned, turned[::-1]):
-                if (
-                    rotated is not x
-                    and _table_shape(cos, x)
-                    and _table_shape(sin, x)
-                    and _reaches(rotated, x)
-                ):
-                    return RotaryMatch(x, cos, sin, node.outputs[0])
+                axis = _heads_axis(cos, x)
+                if axis and rotated is not x and _heads_axis(sin, x) == axis and _reaches(rotated, x):
+                    return RotaryMatch(x, cos, sin, node.outputs[0], heads_axis=axis)
     return None
 
 
@@ -58,16 +55,21 @@ def rotation_of_parts(node: ir.Node) -> RotaryMatch | None:
         for x2, sin in (pairs[1], pairs[1][::-1]):
             if x1 is None or x2 is None or cos is None or sin is None:
                 continue
-            x = _part_of(x1)
-            if x is not None and x is _part_of(x2) and _table_shape(cos, x1) and _table_shape(sin, x2):
-                return RotaryMatch(x, cos, sin, node.outputs[0], halved=True)
+            x, axis = _part_of(x1), _heads_axis(cos, x1)
+            if axis and x is not None and x is _part_of(x2) and _heads_axis(sin, x2) == axis:
+                return RotaryMatch(x, cos, sin, node.outputs[0], halved=True, heads_axis=axis)
     return None
 
 
-def _table_shape(table: ir.Value, x: ir.Value) -> bool:
-    if table.shape is None or x.shape is None or len(table.shape) != 4 or len(x.shape) != 4:
-        return False
-    return table.shape[1] == 1 and table.shape[2:] == x.shape[2:] and x.shape[1] != 1 and table is not x
+def _heads_axis(table: ir.Value, x: ir.Value) -> int | None:
+    """Return the axis of x, 1 or 2, on which a table of the same shape has one element."""
+    if table.shape is None or x.shape is None or len(table.shape) != 4 or len(x.shape) != 4 or table is x:
+        return None
+    for axis, sequence in ((1, 2), (2, 1)):
+        same = all(table.shape[other] == x.shape[other] for other in (sequence, 3))
+        if table.shape[axis] == 1 != x.shape[axis] and same:
+            return axis
+    return None
 
 
 def _reaches(value: ir.Value, x: ir.Value) -> bool:

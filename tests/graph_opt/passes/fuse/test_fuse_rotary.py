@@ -108,3 +108,40 @@ def test_every_written_form(body: str, expected: dict[str, int]) -> None:
 )
 def test_lookalikes_of_rotations_are_refused_with_a_reason(body: str, reason: str) -> None:
     assert apply(FuseRotaryPass(), traced(body)) == [reason]
+
+
+# transformers' GPT-J and CodeGen: heads behind the sequence, sin and cos beside each other in a table
+HEADS_BEHIND = f"""g (int64[N, S] position_ids, float[N, S, {H}, {D}] x) => (float[N, S, {H}, {D}] y)
+    <float[N, S, 1, 4] cos, float[N, S, 1, 4] sin, float[N, S, {H}, 4] xp, float[N, S, {H}, 4] r> {{
+    both = Gather <axis = 0> (table, position_ids) s, c = Split <axis = -1, num_outputs = 2> (both)
+    s3 = Unsqueeze(s, i2) s4 = Unsqueeze(s3, last) s5 = Tile(s4, twice) sin = Reshape(s5, one_head)
+    c3 = Unsqueeze(c, i2) c4 = Unsqueeze(c3, last) c5 = Tile(c4, twice) cos = Reshape(c5, one_head)
+    xp = Slice(x, i0, i4, i3) pass = Slice(x, i4, far, i3)
+    even = Slice(xp, i0, far, i3, i2) odd = Slice(xp, i1, far, i3, i2) n = Neg(odd)
+    nu = Unsqueeze(n, last) eu = Unsqueeze(even, last) st = Concat <axis = -1> (nu, eu)
+    r = Reshape(st, heads)
+    xc = Mul(xp, cos) rs = Mul(r, sin) z = Add(xc, rs) y = Concat <axis = -1> (z, pass) }}"""
+
+
+@pytest.mark.parametrize("positions", [16, 300])
+def test_heads_behind_the_sequence_and_angles_from_a_short_table(positions: int) -> None:
+    angles = np.arange(positions)[:, None] * GIVEN["f4"]
+    given = GIVEN | {
+        "table": np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32),
+        "twice": np.array([1, 1, 1, 1, 2]),
+        "one_head": np.array([0, 0, 1, 4]),
+        "heads": np.array([0, 0, H, 4]),
+    }
+    feed = {
+        "position_ids": np.array([[3, 4, 15], [9, 2, 0]]),
+        "x": np.random.default_rng(0).standard_normal((2, 3, H, D)).astype(np.float32),
+    }
+    model = graph(HEADS_BEHIND, **given)
+    common.ShapeInferencePass()(model)
+    assert apply(FuseRotaryPass(), model) == []
+    node = next(node for node in model.graph if node.op_type == "RotaryEmbedding")
+    found = {name: attribute.as_int() for name, attribute in node.attributes.items()}
+    assert found == {"interleaved": 1, "num_heads": H, "rotary_embedding_dim": 4}
+    np.testing.assert_allclose(
+        evaluate(model, feed)[0], evaluate(graph(HEADS_BEHIND, **given), feed)[0], rtol=1e-6, atol=1e-6
+    )
