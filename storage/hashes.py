@@ -27,8 +27,6 @@ from .root import cache_root
 LARGE_BYTES = 64 << 20  # a larger file of the cache is known by the sums of its pages
 _PART_BYTES = 64 << 20  # read by one thread
 _READ_BYTES = 1 << 20  # a multiple of a page
-_PAGE_BYTES = 4096
-_FACTOR = 0x9E3779B97F4A7C15  # odd, so that each change of one word changes the sum of its page
 _FOLDER = "hashes"
 _TICK = 0.02  # seconds; two ticks of the coarsest kernel clock, within which two changes have equal times
 _COARSE = 2.0  # seconds; the resolution of FAT, where times are whole seconds
@@ -146,6 +144,17 @@ class FolderHashes:
                 scratch.unlink(missing_ok=True)
 
 
+def remember_sums(path: Path, sums: str) -> None:
+    """Let this process know the ``sums`` of a file that it has just written, so that it does not read it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    stat = path.stat()
+    if _wait_for_next_tick(stat) and _stamp(path.stat()) == _stamp(stat):
+        _in_process["sums", stat.st_dev, _stamp(stat)] = sums
+
+
 def content_key(folder: Path, names: Iterable[str]) -> str:
     """Return one sha256 over the names and contents of several files, in hexadecimal.
 
@@ -186,32 +195,27 @@ def _whole(file: BufferedReader) -> str:
 
 
 def _by_pages(file: BufferedReader) -> str:
-    """Return the sha256 of the sums of pages; the last one is filled with zeros.
-
-    The sum of a page is that of word[i] * _FACTOR ** i modulo 2 ** 64, over its words of 8 bytes: a hash by a
-    polynomial, at the speed of memory.
-    """
+    """Return the digest of the sums of pages; the last one is filled with zeros."""
     import numpy as np
 
-    factors = np.cumprod(np.full(_PAGE_BYTES // 8, _FACTOR, np.uint64), dtype=np.uint64)
+    from .page_sums import PAGE_BYTES, Sums, digest_of, sums_of
 
-    def sums(first: int) -> bytes:
-        found, at, end = list[bytes](), first, min(first + _PART_BYTES, size)
-        buffer = bytearray(_READ_BYTES)
-        view = memoryview(buffer)
+    def sums(first: int) -> Sums:
+        found, at, end = [np.zeros(0, np.uint64)], first, min(first + _PART_BYTES, size)
+        buffer = np.zeros(_READ_BYTES, np.uint8)
         with open(file.name, "rb", buffering=0) as own:
             own.seek(first)
-            while at < end and (count := _fill(own, view[: min(_READ_BYTES, end - at)])):
-                whole = -(-count // _PAGE_BYTES) * _PAGE_BYTES
-                view[count:whole] = bytes(whole - count)
-                words = np.frombuffer(buffer, "<u8", whole // 8).reshape(-1, len(factors))
-                found.append((words @ factors).astype("<u8").tobytes())
+            while at < end and (count := _fill(own, buffer.data[: min(_READ_BYTES, end - at)])):
+                whole = -(-count // PAGE_BYTES) * PAGE_BYTES
+                buffer[count:whole] = 0
+                found.append(sums_of(buffer[:whole]))
                 at += count
-        return b"".join(found)
+        return np.concatenate(found)
 
     size = os.fstat(file.fileno()).st_size
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return hashlib.sha256(b"".join(pool.map(sums, range(0, size, _PART_BYTES)))).hexdigest()
+        parts = [np.zeros(0, np.uint64), *pool.map(sums, range(0, size, _PART_BYTES))]
+    return digest_of(np.concatenate(parts))
 
 
 def _fill(file: RawIOBase, view: memoryview) -> int:

@@ -11,6 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ...progress import Progress
+from ...storage.hashes import LARGE_BYTES, remember_sums
+from ...storage.page_sums import PageSums
 from ...storage.writing import writing
 from .lazy import SlabTensor
 
@@ -26,14 +28,16 @@ class _Unbuffered:
     files of other threads open.
     """
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, sums: PageSums | None) -> None:
         file.flush()
-        self._raw = file.raw
+        self._raw, self._sums = file.raw, sums
         self.fileno, self.flush, self.tell, self.seek = file.fileno, file.flush, file.raw.tell, file.raw.seek
 
     def write(self, content: Any) -> None:
         """Write all bytes at the file's position."""
         rest = memoryview(content)
+        if self._sums is not None:
+            self._sums.add(self._raw.tell(), rest)  # while the content is in the caches
         while rest:
             rest = rest[self._raw.write(rest) :]
 
@@ -45,7 +49,8 @@ class _Written(ir.LazyTensor):
     looking at the result: on a full disk these bytes are lost without an error.
     """
 
-    def __init__(self, tensor: ir.TensorProtocol) -> None:
+    def __init__(self, tensor: ir.TensorProtocol, sums: PageSums | None) -> None:
+        self._sums = sums
         shape = ir.Shape(tensor.shape.numpy())
         super().__init__(lambda: tensor, dtype=tensor.dtype, shape=shape, name=tensor.name)
 
@@ -54,11 +59,13 @@ class _Written(ir.LazyTensor):
         tensor: ir.TensorProtocol = self
         while isinstance(tensor, ir.LazyTensor) and not isinstance(tensor, SlabTensor):
             tensor = tensor.raw()
-        target = _Unbuffered(file)
+        target = _Unbuffered(file, self._sums)
         if isinstance(tensor, SlabTensor):
             for slab in tensor.slabs():
                 target.write(np.ascontiguousarray(slab).reshape(-1).data)
         elif isinstance(tensor, ir.ExternalTensor):
+            if self._sums is not None:
+                self._sums.give_up()
             tensor.tofile(target)  # by the kernel's own copying
         elif sys.byteorder == "little" and isinstance(tensor, ir.Tensor) and tensor.dtype.bitwidth >= 8:
             array = np.ascontiguousarray(tensor.numpy())  # without the copy that ``tobytes`` makes
@@ -67,8 +74,14 @@ class _Written(ir.LazyTensor):
             target.write(tensor.tobytes())
 
 
-def save_checked(model: ir.Model, path: Path, **options: Any) -> None:
+def save_checked(model: ir.Model, path: Path, *, sums: PageSums | None = None, **options: Any) -> None:
     """Call ``ir.save`` so that every byte that cannot be written is an error.
+
+    Args:
+        model: the graph.
+        path: the ONNX file.
+        sums: takes what is written to the file of weights.
+        options: of ``ir.save``.
 
     Raises:
         OSError: a file cannot be written.
@@ -80,7 +93,7 @@ def save_checked(model: ir.Model, path: Path, **options: Any) -> None:
         for value, tensor in zip(values, before, strict=True):
             if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
-            value.const_value = wrapped.setdefault(id(tensor), _Written(tensor))
+            value.const_value = wrapped.setdefault(id(tensor), _Written(tensor, sums))
         ir.save(model, path, **options)
     finally:
         for value, tensor in zip(values, before, strict=True):
@@ -105,11 +118,12 @@ def save_model(model: ir.Model, path: Path, progress: Progress | None = None) ->
         if progress is not None:
             progress(done, total, tensor.name or "")
 
-    data = path.with_name(f"{path.name}.data")
+    data, sums = path.with_name(f"{path.name}.data"), PageSums() if total > LARGE_BYTES else None
     with writing(data):
         save_checked(
             model,
             path,
+            sums=sums,
             external_data=data.name,
             size_threshold_bytes=_INLINE_BYTES,
             callback=count,
@@ -117,3 +131,6 @@ def save_model(model: ir.Model, path: Path, progress: Progress | None = None) ->
             max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
             alignment=_ALIGNMENT,
         )
+    digest = None if sums is None else sums.digest(data.stat().st_size)
+    if digest is not None:
+        remember_sums(data, digest)
