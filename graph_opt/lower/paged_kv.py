@@ -16,7 +16,8 @@ BOUNDS = "attention_metadata"
 KEYS, VALUES, AHEAD = "text_keys", "text_values", "tokens_ahead"
 STATE_PLACES = "state_places"  # [rows], the index of each row's recurrent states
 
-LARGEST_HEAD = 512  # of carryall's kernel
+COMPRESSED = "compressed_kv"  # key of the metadata of graphs whose caches hold compressed keys and values
+LARGEST_HEAD = 640  # of carryall's kernel
 # Its attribute ``cache_type``, and the bytes of a row of `width` elements.
 CACHE_TYPES: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
 CACHE_TYPE = "paged_cache_type"  # metadata key: which of these

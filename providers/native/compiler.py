@@ -38,6 +38,7 @@ _SHARED = (
     "attention_operator",
     "experts_operator",
     "gate_operator",
+    "heads_operator",
     "recurrent",
     "recurrent_operator",
     "chain",

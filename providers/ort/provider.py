@@ -94,6 +94,7 @@ class OrtProvider(Provider):
             top_logits=options.get("top_logits", 0),
             draws=is_paged(options) and bool(options.get("steps_ahead")),
             paged=is_paged(options),
+            compressed_kv=options.get("latent_kv") == "compressed",
         )
 
     def _open(

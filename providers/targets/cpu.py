@@ -47,7 +47,10 @@ class CpuOptions(Checked):
         kv_memory: ``paged``: KV in blocks that sequences allocate as they grow, and share if their first
             tokens are equal; all rows of a step are one run. It needs carryall's kernels. ``explicit``:
             sequences run one by one, and each run returns longer caches. ``auto`` is ``paged`` with
-            carryall's kernels, except for attention that they do not have, such as heads of more than 512.
+            carryall's kernels, except for attention that they do not have, such as heads of more than 640.
+        latent_kv: ``compressed`` keeps the compressed keys and values of latent attention (DeepSeek, GLM 4.7
+            Flash, MiniCPM 3, Youtu) in place of those of all heads, with ``kv_memory=paged``: far less
+            memory; prompts take longer.
         tower: ``int8`` computes the products of ``vision.onnx`` with weights and activations of 8 bits, by
             carryall's kernels: a picture takes less time, and is seen less exactly.
         wide_products: without effect; there is one graph for prompts and decoding.
@@ -57,6 +60,7 @@ class CpuOptions(Checked):
     kv_cache: Literal["auto", "int8", "bfloat16", "float32"] = "auto"
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     kv_memory: Literal["auto", "paged", "explicit"] = "auto"
+    latent_kv: Literal["expanded", "compressed"] = "expanded"
     tower: Literal["float32", "int8"] = "float32"
     wide_products: Literal["auto", "off"] = "auto"
 
@@ -91,6 +95,8 @@ class CpuProvider(OrtProvider):
             raise UsageError(f"tower=int8 needs carryall's kernels; {BUILD}")
         if memory == "auto":
             memory = _PAGED if kernels == CARRYALL else _EXPLICIT
+        if options["latent_kv"] == "compressed" and not (kernels == CARRYALL and memory == _PAGED):
+            raise UsageError(f"latent_kv=compressed needs carryall's kernels and kv_memory=paged; {BUILD}")
         return dataclasses.replace(
             config, options={**config.options, "kernels": kernels, "kv_memory": memory}
         )

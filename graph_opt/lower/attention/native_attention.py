@@ -27,7 +27,7 @@ from ...graph.edit import (
 from ...graph.graph_facts import quantized_bits
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
-from ..paged_kv import CACHE_TYPE, CACHE_TYPES, LARGEST_HEAD, TABLE, row_bytes, table_input
+from ..paged_kv import CACHE_TYPE, CACHE_TYPES, COMPRESSED, LARGEST_HEAD, TABLE, row_bytes, table_input
 from .kv_int8 import CacheScales
 from .shared_cache import reads_only
 
@@ -60,6 +60,8 @@ class NativeAttentionPass(GraphPass):
         self._windows = {}
         if self._asked == "auto":
             self._type = "int8" if self._scales.by_cache else _type_of(quantized_bits(model.graph))
+            if self._type == "int8" and COMPRESSED in model.metadata_props:
+                self._type = "bfloat16"  # one scale would be for the compressed and the rotated elements
         result = super().call(model)
         if not result.modified:
             raise UnsupportedAttentionError(

@@ -13,6 +13,7 @@ from ..attention.shared_cache import SharedCachePass
 from ..outputs.hidden_states import LastHiddenStatePass
 from ..outputs.logits import SelectLogitsPass
 from ..paged_kv import BEGINS, PAST, TABLE
+from .latent_cache import LatentCachePass
 from .paged import FlatLogitsPass, PagedAttentionPass, PagedInputsPass
 from .paged_form import DOMAIN, PagedForm
 
@@ -36,7 +37,7 @@ FORM = PagedForm(
 
 
 def native_paged_passes(
-    context_length: int, scales: CacheScales, cache_type: str
+    context_length: int, scales: CacheScales, cache_type: str, *, compressed: bool = False
 ) -> list[ir.passes.PassBase]:
     """Return the passes that replace those for slots.
 
@@ -45,8 +46,10 @@ def native_paged_passes(
         scales: scales of an int8 cache, filled by an earlier pass. They are dropped: the kernel computes one
             for each token and head.
         cache_type: ``float32``, ``bfloat16`` or ``int8``; ``auto``: see ``NativeAttentionPass``.
+        compressed: see ``LatentCachePass``.
     """
     return [
+        *([LatentCachePass()] if compressed else []),
         SharedCachePass(),
         PagedAttentionPass(context_length, scales, FORM),
         NativeStatesPass(),

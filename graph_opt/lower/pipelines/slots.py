@@ -65,6 +65,7 @@ class SlotOptions:
         fused_experts: compute a mixture of experts in one operator where the target has it.
         paged: keep KV in blocks instead of slots; the target must have a kernel for that.
         explicit: keep attention and caches of the portable graph: past in, present out.
+        compressed_kv: keep compressed keys and values of latent attention, with ``paged`` alone.
 
     Raises:
         UsageError: the target's kernels do not support a value, or two values exclude each other.
@@ -79,6 +80,7 @@ class SlotOptions:
     fused_experts: bool = True
     paged: bool = False
     explicit: bool = False
+    compressed_kv: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
@@ -147,7 +149,9 @@ def _state_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
 def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.passes.PassBase]:
     kernels = options.kernels
     if options.paged and kernels.paged_attention:
-        return native_paged_passes(options.context_length, scales, options.kv_cache)
+        return native_paged_passes(
+            options.context_length, scales, options.kv_cache, compressed=options.compressed_kv
+        )
     if options.paged:
         return ort_paged_passes(options.context_length, scales)
     if options.explicit:

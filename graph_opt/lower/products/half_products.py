@@ -19,7 +19,7 @@ from ...passes.base import GraphPass
 from .quantized_linear import form_attributes, lower_consumer
 from .tiles import COLUMNS
 
-_OFFSETS = {
+OFFSETS = {
     ir.DataType.FLOAT16: 5,
     ir.DataType.BFLOAT16: 6,
     ir.DataType.FLOAT: 9,
@@ -73,7 +73,7 @@ class HalfProductsPass(GraphPass):
                         else float_tiles(read, bits, inputs, outputs, by_output=by_output)
                     )
                     tiles[key] = add_initializer(graph, f"{value.name}.tiles", packed)
-                form = form_attributes(bits, 1, 0, _SPLIT if split else _OFFSETS[kind])
+                form = form_attributes(bits, 1, 0, _SPLIT if split else OFFSETS[kind])
                 lower_consumer(graph, node, tiles[key], {"inputs": inputs, "outputs": outputs, **form})
                 self.fired += 1
 

@@ -29,8 +29,8 @@ constexpr int64_t kTilePositions = 64;       // scores computed at a time
 constexpr int64_t kPartPositions = 256;      // a partial softmax; parts begin at multiples of it
 constexpr int64_t kSeparate = 16;             // fewer items than this are cut into parts
 constexpr int64_t kItemQueries = 48;         // queries that share the keys and values they read; AMX takes more
-constexpr int64_t kLargestHead = 512;
-constexpr int64_t kWideHead = 256;           // wider heads have half as many queries, so that these fit into the stack
+constexpr int64_t kLargestHead = 640;
+constexpr int64_t kWideHead = 320;           // wider heads have half as many queries, so that these fit into the stack
 
 enum class CacheType : int64_t { float32 = 0, bfloat16 = 1, int8 = 2 };
 

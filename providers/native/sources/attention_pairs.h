@@ -16,6 +16,7 @@
 namespace carryall {
 namespace {
 
+constexpr int64_t kPairedHead = 256;           // the largest head
 constexpr int64_t kStep = kPairPositions;      // elements or positions of a tile
 constexpr int64_t kPartSteps = kPartPositions / kStep;
 constexpr int64_t whole_tiles(int64_t rows) { return (rows + 15) / 16 * 16; }
@@ -23,12 +24,12 @@ constexpr int64_t whole_tiles(int64_t rows) { return (rows + 15) / 16 * 16; }
 template <class Engine>
 struct Memory {
   static constexpr int64_t kItem = Engine::kItem, kRows = Engine::kRows;
-  alignas(64) uint8_t queries[whole_tiles(kItem) * kWideHead * 4];
+  alignas(64) uint8_t queries[whole_tiles(kItem) * kPairedHead * 4];
   alignas(64) uint8_t weights[whole_tiles(kRows) * kPartPositions * 4];
-  alignas(64) uint8_t values[kPartPositions * kWideHead * 4];  // with zeros
+  alignas(64) uint8_t values[kPartPositions * kPairedHead * 4];  // with zeros
   alignas(64) float scores[whole_tiles(kRows) * kPartPositions];
-  alignas(64) float results[kItem * kWideHead];
-  alignas(64) float next[whole_tiles(kRows) * kWideHead];
+  alignas(64) float results[kItem * kPairedHead];
+  alignas(64) float next[whole_tiles(kRows) * kPairedHead];
   float most[kItem + kRows], sum[kItem + kRows];
 };
 
@@ -67,7 +68,7 @@ class Run : public Part {
 template <class Engine>
 void Run<Engine>::read_queries() {
   const int64_t steps = s_.width() / kStep;
-  alignas(64) float x[kWideHead] = {};
+  alignas(64) float x[kPairedHead] = {};
   for (int64_t m = 0; m < item_.count; m++) {
     read_query<Vector>(m, x);
     uint8_t* to = memory_.queries + m / 16 * steps * 2 * kTileBytes + m % 16 * 64;
@@ -182,7 +183,7 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
 
 // The sizes of which the cache may hold pairs.
 inline bool pairable(const AttentionSizes& s) {
-  return s.reach == 0 && s.cache != CacheType::int8 && s.width() <= kWideHead && s.width() % kStep == 0 && s.block % kStep == 0;
+  return s.reach == 0 && s.cache != CacheType::int8 && s.width() <= kPairedHead && s.width() % kStep == 0 && s.block % kStep == 0;
 }
 
 template <class Engine>
@@ -218,7 +219,7 @@ template <bool kSplit>
 void write_pairs(const Attention& a, int64_t first, int64_t last) {
   constexpr int64_t kBytes = kSplit ? 2 * kTileBytes : kTileBytes;
   const AttentionSizes& s = a.sizes;
-  alignas(64) float k[kWideHead] = {}, v[kWideHead] = {};
+  alignas(64) float k[kPairedHead] = {}, v[kPairedHead] = {};
   const size_t bytes = sizeof(float) * static_cast<size_t>(s.size);
   each_new_row<Vector>(a, first, last, [&](const float* key, const float* value, int64_t row, int64_t head, int64_t position) {
     memcpy(k, key, bytes);  // zeros follow

@@ -8,6 +8,7 @@
 // Chain             see chain_operator.cpp
 // DeltaRule, ShortConvolution  see recurrent_operator.cpp
 // AllReduce, AllGather  see ranks_operator.cpp
+// HeadProducts      see heads_operator.cpp
 //
 // Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, group_size, offsets (see layout.h).
 #include <cstdio>
@@ -136,9 +137,9 @@ OrtCustomOp rows_operator() {
 // The domain lives as long as the process, because sessions keep pointers to it, and all of them share one.
 struct Domain {
   OrtCustomOpDomain* domain = nullptr;
-  OrtCustomOp operators[10] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
+  OrtCustomOp operators[11] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
                               gate_operator(), chain_operator(), delta_operator(), convolution_operator(),
-                              sum_operator(), join_operator()};
+                              sum_operator(), join_operator(), heads_operator()};
 };
 
 OrtStatus* make_domain(const OrtApi* api, Domain** made) {

@@ -119,6 +119,7 @@ OrtCustomOp convolution_operator();
 OrtCustomOp delta_operator();
 OrtCustomOp experts_operator();
 OrtCustomOp gate_operator();
+OrtCustomOp heads_operator();
 OrtCustomOp join_operator();
 OrtCustomOp sum_operator();
 

@@ -31,7 +31,7 @@ from paged_attention_reference import (
 CASES = st.fixed_dictionaries(
     {
         "heads": st.sampled_from([(1, 1), (3, 1), (4, 2), (6, 6), (8, 2), (9, 3), (50, 1)]),
-        "size": st.sampled_from([2, 8, 16, 40, 64, 80, 128, 256, 512]),
+        "size": st.sampled_from([2, 8, 16, 40, 64, 80, 128, 256, 288, 512, 576]),
         "rows": st.lists(
             st.tuples(st.sampled_from([0, 1, 1, 2, 7, 40]), st.sampled_from([0, 3, 63, 64, 100, 255, 300])),
             min_size=1,
@@ -209,7 +209,7 @@ def small() -> Case:
     [
         ({"heads": 0}, "num_heads"),
         ({"heads": 3, "kv_heads": 2}, "num_heads is not a multiple"),
-        ({"size": 513}, r"head_size is not in \[1, 512\]"),
+        ({"size": 641}, r"head_size is not in \[1, 640\]"),
         ({"block": 8}, "block_size is not a multiple of 16"),
         ({"window": -1}, "window"),
         ({"rotary": 7}, "rotary_dim is not an even number"),
