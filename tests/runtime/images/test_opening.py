@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -124,6 +126,32 @@ def test_a_header_that_claims_too_much_is_refused_before_decoding(size: tuple[in
     with pytest.raises(RequestError, match=f"{MOST_PIXELS}.*smaller"):
         open_picture(header(*size))
     assert time.thread_time() - begin < 0.5
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory in other units")
+def test_a_header_that_claims_too_much_takes_no_memory() -> None:
+    """In a process of its own, since the most memory of a process never falls."""
+    code = """
+import resource, sys
+from PIL import Image
+from carryall.errors import RequestError
+from carryall.runtime.images.opening import open_picture
+open_picture(sys.stdin.buffer.read(int(sys.argv[1])))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    open_picture(sys.stdin.buffer.read())
+except RequestError:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    small = saved(Image.new("RGB", (64, 64)), "PNG")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(len(small))],
+        input=small + header(9000, 9000),
+        capture_output=True,
+        check=True,
+    )
+    assert int(done.stdout) < 10_000  # KiB
 
 
 def scanned(edge: int, copies: int) -> bytes:
