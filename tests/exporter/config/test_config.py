@@ -146,7 +146,7 @@ STRAY = {"query_pre_attn_scalar": 2.75, "attn_logit_softcapping": 5.25, "final_l
 CAPPED = {"final_logit_softcapping"}
 HAVE = {
     **{key: set(STRAY) for key in ("gemma2", "gemma3_text")},
-    **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "nanochat"), CAPPED),
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "muse_glimmer_text", "nanochat"), CAPPED),
 }
 
 
