@@ -543,6 +543,13 @@ def _exaone4(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     return {"layer_types": _by_window(config.get("windows", usual), count)}
 
 
+def _apertus(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return the activation, and a plain rope where the file has no factors: the default has some."""
+    plain = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    scaled = config.get("rope_scaling") is not None
+    return {"hidden_act": "xielu", **({} if scaled else {"rope_parameters": plain})}
+
+
 def _phi2(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     """Return the width of the feed-forward layer: files state four times the hidden size, whatever it is."""
     up = tensors.get("model.layers.0.mlp.fc1.weight")
@@ -866,6 +873,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         inner={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         keys={"attention.layer_norm_epsilon": "norm_epsilon"},
         adapt=lambda config, tensors: {"use_bias": config["attention_bias"]},
+    ),
+    "apertus": Architecture(
+        model_type="apertus",
+        inner={"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        numbers={
+            "xielu.alpha_p": ("mlp.act_fn.alpha_p", (1,)),
+            "xielu.alpha_n": ("mlp.act_fn.alpha_n", (1,)),
+            "xielu.beta": ("mlp.act_fn.beta", ()),
+            "xielu.eps": ("mlp.act_fn.eps", ()),
+        },
+        adapt=_apertus,
     ),
     "phi2": Architecture(
         model_type="phi",

@@ -70,6 +70,7 @@ class GgufFile:
             for info in header.tensors:
                 self._add(data, info)
         self._join()
+        self._add_numbers()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -153,6 +154,18 @@ class GgufFile:
                 if other is None:
                     raise damaged(self.paths[0], f"it has '{name}' without '{stem + join.parts[1]}'")
                 self.tensors[stem + end] = JoinedTensor(self.tensors.pop(name), other, join)
+
+    def _add_numbers(self) -> None:
+        """Add parameters that the metadata hold as lists of numbers."""
+        count = self._of_architecture("block_count")
+        for key, (name, shape) in self.architecture.numbers.items():
+            values = self.metadata.get(key)
+            if not isinstance(values, list) or len(values) != count:
+                raise damaged(self.paths[0], f"'{key}' is no list of a number for each of {count} layers")
+            for layer, value in enumerate(values):
+                if not isinstance(value, float):
+                    raise damaged(self.paths[0], f"'{key}' has {value!r}, which is no number")
+                self.tensors[f"model.layers.{layer}.{name}"] = NumberTensor(self.paths[0], value, shape)
 
     @property
     def _facts(self) -> dict[str, Any]:
@@ -300,6 +313,21 @@ class JoinedTensor:
         """Return the view of the tensor, float32."""
         first, second = (part.read(lambda array: array) for part in self._parts)
         return np.ascontiguousarray(view(self._make(first, second)), np.float32)
+
+
+class NumberTensor:
+    """A tensor of one element, a number of the metadata."""
+
+    packed = None
+    halves = None
+    dtype: np.dtype[Any] = np.dtype(np.float32)
+
+    def __init__(self, path: Path, value: float, shape: tuple[int, ...]) -> None:
+        self.path, self.shape, self._value = path, shape, value
+
+    def read(self, view: Callable[[Array], Array]) -> Array:
+        """Return the view of the tensor, float32."""
+        return np.ascontiguousarray(view(np.full(self.shape, self._value, np.float32)), np.float32)
 
 
 def _parts(info: TensorInfo, count: int, *, rows: bool = False) -> Iterator[TensorInfo]:

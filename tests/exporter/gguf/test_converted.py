@@ -16,6 +16,7 @@ from engines import CachedDecoder
 from exporter_golden import COLUMNS, golden_path, prompt
 from fuzzing import CORPORA
 
+from carryall.errors import CheckpointError
 from carryall.exporter.export import export_package
 from carryall.exporter.gguf.architectures import ARCHITECTURES
 from carryall.exporter.gguf.file import GgufFile
@@ -37,6 +38,14 @@ def test_logits_are_those_of_transformers(path: Path, tmp_path: Path) -> None:
         scale = np.abs(golden["prompt_logits"]).max()
         real = mask.astype(bool)
         np.testing.assert_allclose(found[real], golden["prompt_logits"][real], rtol=0, atol=1e-4 * scale)
+
+
+def test_a_file_without_the_parameters_of_its_activation_is_refused(tmp_path: Path) -> None:
+    content = (CORPORA / "converted_ggufs" / "apertus.gguf").read_bytes()
+    path = tmp_path / "other.gguf"
+    path.write_bytes(content.replace(b"xielu.beta", b"xielu.betb"))
+    with pytest.raises(CheckpointError, match=r"'xielu.beta' is no list of a number for each of 2 layers"):
+        GgufFile(path)
 
 
 def test_most_architectures_have_a_file() -> None:
