@@ -61,7 +61,7 @@ clean:
 # The stamps are renewed when the dependencies or the sources of the CPU kernels change.
 $(VENV)/.demo-ready: pyproject.toml $(KERNELS) | $(BIN)/pip
 	@echo "Installing carryall and what it needs into $(VENV) (a minute or two, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[cpu,images]"
 	@touch $@
 
 $(VENV)/.test-ready: pyproject.toml $(KERNELS) | $(BIN)/pip

@@ -1,6 +1,6 @@
 """Read a folder of scanned forms to a Parquet table, and write a page that shows each beside its result.
 
-python examples/scanned_forms.py examples/forms --model MODEL
+python examples/scanned_forms.py examples/forms
 
 Started again after an interruption, it goes on where it was stopped. The forms of ``examples/forms`` are
 drawn, not scanned: ``tools/reader_pages.py`` made them and ``written.json``, which tells what is on them.
@@ -95,7 +95,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="of pictures")
-    parser.add_argument("--model", required=True, help="a model that reads forms")
+    parser.add_argument(
+        "--model", default="reader", help="that reads forms (default: the embedded %(default)s)"
+    )
     args = parser.parse_args()
     job = carryall.batch.run(
         write_pages(args.folder),

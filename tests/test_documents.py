@@ -38,7 +38,7 @@ EXECUTED_ELSEWHERE = {
     "docs/adding_a_provider.md": "tests/providers/test_adding_a_provider.py",
 }
 NOT_RUN = {
-    "README.md: make demo     # the embedded": "installs packages; continuous integration runs it",
+    "README.md: make demo     # embedded": "installs packages; continuous integration runs it",
     "README.md: python3 -m venv .venv": "installs packages; continuous integration runs it",
     "README.md: exporter/": "a list of folders",
     "CONTRIBUTING.md: git clone <this": "clones and installs",

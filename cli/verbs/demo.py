@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,10 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ...runtime.api.llm import LLM
+from ...runtime.images.opening import open_picture
 from ...runtime.models.loading import check_available
+from ...runtime.tasks.export import export
 from ...runtime.types.outputs import RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
 from ...storage.scratch import scratch_folder
+from ..demo_form import FORM, READER, dots, read_form
 from ..demo_steps import DemoStep, run_steps
 from ..generation import open_model, speed, stream_text
 from ..options import human_bytes, json_option, print_json
@@ -55,7 +60,9 @@ def _operators(step: DemoStep, title: str) -> Table:
     return table
 
 
-def document(steps: Sequence[DemoStep], prompt: str, output: RequestOutput) -> dict[str, Any]:
+def document(
+    steps: Sequence[DemoStep], prompt: str, output: RequestOutput, form: dict[str, Any] | None
+) -> dict[str, Any]:
     """Return the document that ``--json`` prints."""
     return {
         "prompt": prompt,
@@ -69,6 +76,7 @@ def document(steps: Sequence[DemoStep], prompt: str, output: RequestOutput) -> d
         "weight_bytes_before": steps[0].weight_bytes,
         "weight_bytes_after": steps[-1].weight_bytes,
         "seconds": {step.name: round(step.seconds, 3) for step in steps},
+        "form": form,
     }
 
 
@@ -82,8 +90,9 @@ PARAMS = SamplingParams(max_tokens=100, temperature=0, repetition_penalty=1.15)
 def command(prompt: str, as_json: bool) -> None:
     """Export the embedded model, quantize it to int4-fast, optimize it for the CPU, and generate.
 
-    It takes a few seconds, needs no network, and works in a temporary folder that is deleted afterwards. For
-    your own checkpoint, use 'carryall export', 'quantize', 'optimize' and 'run'.
+    Then a second one reads a picture of a form to JSON, where Pillow is installed. It takes a few seconds,
+    needs no network, and works in a temporary folder that is deleted afterwards. For your own checkpoint, use
+    'carryall export', 'quantize', 'optimize' and 'run'.
 
     \b
     Example:
@@ -97,8 +106,9 @@ def command(prompt: str, as_json: bool) -> None:
         loaded = open_model(str(steps[-1].package), quiet=True)
         with LLM(loaded) as llm:
             output = _write(console, llm, prompt)
+        form = _read(console, folder)
     if as_json:
-        print_json(document(steps, prompt, output))
+        print_json(document(steps, prompt, output, form))
 
 
 def _write(console: Console, llm: LLM, prompt: str) -> RequestOutput:
@@ -116,3 +126,24 @@ def _write(console: Console, llm: LLM, prompt: str) -> RequestOutput:
         f"[bold green]{facts['tokens_per_second']:,.0f} tokens/s[/], {count} tokens, {wait}, on the CPU"
     )
     return output
+
+
+def _read(console: Console, folder: Path) -> dict[str, Any] | None:
+    """Read the form to JSON and print both; None without Pillow, which the text then names."""
+    console.print()
+    if importlib.util.find_spec("PIL") is None:
+        console.print(Text("Pictures need Pillow: pip install 'carryall[images]'"))
+        return None
+    export(READER, folder / READER)
+    with LLM(open_model(str(folder / READER), quiet=True)) as llm:
+        form = read_form(llm)
+    console.print(Rule("a form, and what is read of it"))
+    for line in dots(open_picture(FORM).min(-1), console.width):
+        console.print(line)
+    for name, value in form["read"].items():
+        text = Text(f"{name}: ", style="dim").append(value, style="bold green")
+        if value != (written := form["written"][name]):
+            text = Text(f"{name}: ", style="dim").append(value, style="bold red").append(f" is {written}")
+        console.print(text)
+    console.print(Rule())
+    return form

@@ -1,14 +1,15 @@
-"""Two small trained language models that ship with the package, for examples, tests and benchmarks.
+"""Three small trained models that ship with the package, for examples, tests and benchmarks.
 
-Both were trained by ``tools/train_demo_model.py`` on CPython's standard library. They share one tokenizer, so
-that ``draft`` can propose tokens for ``pycoder``.
+``pycoder`` and ``draft`` were trained by ``tools/train_demo_model.py`` on CPython's standard library. They
+share one tokenizer, so that ``draft`` can propose tokens for ``pycoder``. ``reader`` reads pictures of lines
+and forms; it was trained by ``tools/train_reader.py``.
 """
 
 from pathlib import Path
 
 __all__ = ["CALIBRATION_TEXT", "NAMES", "demo_path"]
 
-NAMES = ("pycoder", "draft")
+NAMES = ("pycoder", "draft", "reader")
 
 # Calibration text if the user gives none: from CPython's library and its documentation (PSF licence).
 # It does not overlap with the models' heldout.txt.

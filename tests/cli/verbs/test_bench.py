@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -114,6 +116,7 @@ def test_the_demo_ends_in_one_json_object() -> None:
         found["operators_before"]["Attention"]
         == found["operators_after"]["com.microsoft::GroupQueryAttention"]
     )
+    assert [*found["form"]["read"]] == [*found["form"]["written"]]
 
 
 @pytest.mark.long
@@ -123,6 +126,16 @@ def test_the_demo_shows_its_steps_and_its_text() -> None:
     for words in ("export", "quantize", "optimize", "before:", "after:", "GroupQueryAttention", "tokens/s"):
         assert words in result.stdout
     assert "import os\n" in result.stdout
+    assert "\u28ff" >= max(result.stdout.split("a form, and what is read of it")[1]) > "\u2800"
+    assert re.search("^date: [0-9-]{10}$", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.long
+def test_the_demo_without_pillow_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = run("demo", "--prompt", "import os\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.endswith("Pictures need Pillow: pip install 'carryall[images]'\n")
 
 
 @pytest.mark.long

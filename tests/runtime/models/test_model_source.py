@@ -44,6 +44,7 @@ def package(checkpoint: Path, tmp_path: Path) -> Path:
 def test_demo_names() -> None:
     assert locate_model("demo") == demo_path("pycoder")
     assert locate_model("draft") == demo_path("draft")
+    assert locate_model("reader") == demo_path("reader")
 
 
 def test_a_folder_does_not_shadow_the_demo(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

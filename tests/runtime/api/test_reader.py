@@ -1,0 +1,64 @@
+"""The embedded reader reads drawn forms, and quantized parts of it read them as well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carryall import LLM, SamplingParams, StructuredOutput
+from carryall.cli.demo_form import QUESTION, form_schema
+
+FORMS = Path(__file__).resolve().parents[3] / "examples" / "forms"
+WRITTEN: dict[str, dict[str, str]] = json.loads((FORMS / "written.json").read_text(encoding="utf-8"))
+
+
+def edits(wanted: str, given: str) -> int:
+    """How many characters to insert, delete or replace to make one text of another."""
+    row = list(range(len(given) + 1))
+    for i, a in enumerate(wanted, 1):
+        before, row[0] = row[0], i
+        for j, b in enumerate(given, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
+    return row[-1]
+
+
+def wrong(**options: Any) -> float:
+    """The share of wrong characters in the fields of all forms."""
+    fields = next(iter(WRITTEN.values()))
+    form = StructuredOutput(json_schema=form_schema(fields))
+    params = SamplingParams(temperature=0, max_tokens=200, structured_output=form)
+    talks = [
+        [
+            {
+                "role": "user",
+                "content": [{"type": "image", "image": FORMS / name}, {"type": "text", "text": QUESTION}],
+            }
+        ]
+        for name in WRITTEN
+    ]
+    with LLM("reader", provider="cpu", **options) as llm:
+        answers = [json.loads(output.outputs[0].text) for output in llm.chat(talks, params)]
+    pairs = [
+        (value, answer[name])
+        for written, answer in zip(WRITTEN.values(), answers, strict=True)
+        for name, value in written.items()
+    ]
+    return sum(edits(*pair) for pair in pairs) / sum(len(value) for value, _ in pairs)
+
+
+def test_less_than_a_fiftieth_of_the_characters_of_forms_is_wrong() -> None:
+    """Of 24 forms with words that were not trained on; it was 0.5 % where the model was trained."""
+    assert wrong() < 0.02
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"provider_options": {"tower": "int8"}}, {"quantize": "int8-fast"}, {"quantize": "int4-fast"}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:carryall's CPU kernels")
+def test_quantized_parts_read_as_well(options: dict[str, Any]) -> None:
+    assert wrong(**options) < 0.025
