@@ -407,7 +407,7 @@ def _mamba(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     inner, heads = stated(config, "mamba_inner_size"), stated(config, "mamba_n_heads")
     return {
         "mamba_d_head": inner // max(1, heads),
-        "mamba_expand": inner / stated(config, "hidden_size"),
+        "mamba_expand": inner / max(1, stated(config, "hidden_size")),
         "mamba_conv_bias": has(tensors, "conv1d.bias"),
     }
 

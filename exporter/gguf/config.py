@@ -55,6 +55,8 @@ def config_of(
     }
     if fields.get("sliding_window") == 0:  # of models without one
         del fields["sliding_window"]
+    if fields.get("routed_scaling_factor") == 0:  # of experts whose sum is not scaled
+        fields["routed_scaling_factor"] = 1.0
     embedding = tensors.get(tensor_name("token_embd.weight", known))
     if embedding is None:
         raise CheckpointError("the GGUF file has no tensor 'token_embd.weight'")

@@ -181,6 +181,13 @@ def test_what_no_graph_says_is_refused(
         export_package(tmp_path / "m.gguf", tmp_path / "package")
 
 
+@pytest.mark.parametrize("family", ["falcon_h1", "granitemoehybrid", "granitemoe"])
+def test_a_hidden_size_of_0_is_an_error_of_the_file(family: str, tmp_path: Path) -> None:
+    RandomFile(family, metadata={"embedding_length": 0}).write(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match="'hidden_size' must be an integer"):
+        export_package(tmp_path / "m.gguf", tmp_path / "package")
+
+
 @pytest.mark.slow
 def test_random_files_give_the_logits_of_llama_cpp(
     llama_cpp: LlamaCpp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
