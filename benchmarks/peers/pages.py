@@ -1,9 +1,11 @@
-"""Pages beside llama.cpp's mtmd: the first token of a page, a second question, and requests beside it.
+"""Pages beside llama.cpp's mtmd and OpenVINO GenAI: the first token, a second question, requests beside it.
 
 The engines answer in turns. The shapes are those of SmolVLM-256M with random weights, pages of 1,000 x 700
 pixels become 5 tiles: llama.cpp has a decoder of the same shape in Q4_1, and ``--mmproj`` of the same tower.
+OpenVINO GenAI's VLMPipeline reads another architecture, from a folder of optimum-intel.
 
     python benchmarks/peers/pages.py PACKAGE --llamacpp PYTHON --text TEXT.gguf --mmproj MMPROJ.gguf
+    python benchmarks/peers/pages.py PACKAGE --genai PYTHON --ir FOLDER --form tower=int8,quantize=int8-fast
 """
 
 from __future__ import annotations
@@ -114,11 +116,15 @@ def main() -> None:
     parser.add_argument("--llamacpp", help="interpreter of an environment with llama-cpp-python")
     parser.add_argument("--text", help="GGUF file of a decoder")
     parser.add_argument("--mmproj", action="append", default=[], help="GGUF file of the tower; repeatable")
+    parser.add_argument("--genai", help="interpreter of an environment with openvino-genai")
+    parser.add_argument("--ir", action="append", default=[], help="folder[,PROPERTY=VALUE]; repeatable")
+    parser.add_argument("--form", action="append", help="of carryall: options of the provider, or quantize")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    forms = ("", ",tower=int8")
+    forms = [form and f",{form}" for form in args.form or ("", "tower=int8")]
     workers = [PageWorker(sys.executable, "carryall_pages.py", args.package + form) for form in forms]
     workers += [PageWorker(args.llamacpp, "llamacpp_pages.py", f"{args.text},{each}") for each in args.mmproj]
+    workers += [PageWorker(args.genai, "genai_pages.py", each) for each in args.ir]
     rows = measure(workers, args.rounds)
     for worker in workers:
         worker.close()

@@ -1,6 +1,6 @@
 """Measure carryall on pages: ``python carryall_pages.py PACKAGE[,OPTION=VALUE ...]``.
 
-The options are the provider's.
+The options are the provider's; ``quantize`` is the form of the decoder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def load(given: str) -> tuple[str, Any]:
     """Load the model and return the engine's name and its measuring function."""
     path, *options = given.split(",")
     chosen = dict(option.split("=") for option in options)
-    llm = AsyncLLM(path, provider="cpu", max_slots=2, provider_options=chosen)
+    quantize = chosen.pop("quantize", None)
+    llm = AsyncLLM(path, provider="cpu", max_slots=2, quantize=quantize, provider_options=chosen)
     loop = asyncio.new_event_loop()
     name = f"carryall {carryall.__version__} {Path(path).name} {' '.join(options)}".strip()
     return name, lambda work: loop.run_until_complete(_measured(llm, work))
