@@ -45,7 +45,9 @@ struct Lines {  // at most kPhases lines
   }
 };
 
-struct TwoBlocks {  // of 32 inputs, which have scales of their own
+// Two blocks of 32 inputs, which have scales of their own, or two digits of weights of a group (amx_stored.h).
+template <bool kBlocks>
+struct TwoProducts {
   static constexpr int kTiles = 2, kPhases = 4;
   template <int kPhase>
   CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t, int32_t* products) {
@@ -57,38 +59,19 @@ struct TwoBlocks {  // of 32 inputs, which have scales of their own
     if constexpr (kPhase == 1) {
       _tile_dpbssd(0, 4, 6);
       _tile_zero(1);
-      _tile_loadd(5, values + kUnit, width);
-      _tile_loadd(7, bytes + kUnit * kColumns, kLine);
+      if constexpr (kBlocks) _tile_loadd(5, values + kUnit, width);
+      _tile_loadd(7, bytes + (kBlocks ? kUnit * kColumns : kGroupBytes), kLine);
     }
     if constexpr (kPhase == 2) {
-      _tile_dpbssd(1, 5, 7);
+      if constexpr (kBlocks) _tile_dpbssd(1, 5, 7);
+      else _tile_dpbssd(1, 4, 7);
       _tile_stored(0, products, kLine);
     }
     if constexpr (kPhase == 3) _tile_stored(1, products + kProducts, kLine);
   }
 };
-
-struct TwoDigits {  // of weights of a group (amx_stored.h)
-  static constexpr int kTiles = 2, kPhases = 4;
-  template <int kPhase>
-  CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t, int32_t* products) {
-    if constexpr (kPhase == 0) {
-      _tile_zero(0);
-      _tile_loadd(4, values, width);
-      _tile_loadd(6, bytes, kLine);
-    }
-    if constexpr (kPhase == 1) {
-      _tile_dpbssd(0, 4, 6);
-      _tile_zero(1);
-      _tile_loadd(7, bytes + kGroupBytes, kLine);
-    }
-    if constexpr (kPhase == 2) {
-      _tile_dpbssd(1, 4, 7);
-      _tile_stored(0, products, kLine);
-    }
-    if constexpr (kPhase == 3) _tile_stored(1, products + kProducts, kLine);
-  }
-};
+using TwoBlocks = TwoProducts<true>;
+using TwoDigits = TwoProducts<false>;
 
 struct ThreeDigits {
   static constexpr int kTiles = 3, kPhases = 4;
