@@ -19,6 +19,7 @@ SERVER = ("--prefill-server", "http://127.0.0.1:9")
         (("--role", "decode", *STORE), "--role decode and --prefill-server belong together"),
         ((*SERVER, *STORE), "--role decode and --prefill-server belong together"),
         (("--role", "prefill", "--http-port", "none", *STORE), "omit --http-port none"),
+        (("--role", "prefill", "--port", "none", *STORE), "omit --http-port none"),
         (("--role", "prefill", "--models", ".", *STORE), "omit --models and --ray"),
         (("--role", "prefill", "--ray", "local", *STORE), "omit --models and --ray"),
         (("--role", "both", "--role", "chief"), "role"),

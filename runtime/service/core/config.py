@@ -91,7 +91,7 @@ class ServerConfig(Checked):
     """
 
     host: str = "127.0.0.1"
-    http_port: int | None = option(8000, least=0, most=65535)
+    http_port: int | None = option(8000, least=0, most=65535, flags=("--http-port", "--port"))
     unix_socket: Path | None = None
     grpc_port: int | None = option(8001, least=0, most=65535)
     role: Literal["both", "prefill", "decode"] = "both"
