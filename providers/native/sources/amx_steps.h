@@ -15,23 +15,22 @@ constexpr int kEarlyOfMany = 3, kEarlyOfFew = 1;
 constexpr int64_t kProducts = kGroup * kColumns;  // of a tile register
 constexpr int64_t kRowStep = kUnpacked / (16 * kColumns) + 16;  // at least the blocks of a panel; no power of two
 
-// How the `kTiles` products [16, 16] of a step come about, in kPhases phases. `values` are those of 16 rows, `bytes` the step's
-// weights.
+// How the `kTiles` products [16, 16] of a step come about. `values` are those of 16 rows, `bytes` the step's weights.
+// Between its phases rows of an earlier step are added: registers of tiles and of AVX-512 then compute at the same time, because
+// the processor does not look far enough ahead to find one behind all of the other. A step that is short gains nothing by it.
 struct OneLine {  // of at most 64 inputs
   static constexpr int kTiles = 1, kPhases = 1;
   template <int kPhase>
   CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t, int32_t* products) {
-    if constexpr (kPhase == 0) {
-      _tile_zero(0);
-      _tile_loadd(4, values, width);
-      _tile_loadd(6, bytes, kLine);
-      _tile_dpbssd(0, 4, 6);
-      _tile_stored(0, products, kLine);
-    }
+    _tile_zero(0);
+    _tile_loadd(4, values, width);
+    _tile_loadd(6, bytes, kLine);
+    _tile_dpbssd(0, 4, 6);
+    _tile_stored(0, products, kLine);
   }
 };
 
-struct Lines {  // at most kPhases lines
+struct Lines {  // of 64 inputs
   static constexpr int kTiles = 1, kPhases = 1;
   template <int kPhase>
   CARRYALL_INLINE static void run(const int8_t* values, int64_t width, const int8_t* bytes, int64_t inputs, int32_t* products) {
