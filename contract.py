@@ -31,7 +31,8 @@ MERGED_PATCHES = "merged_patches"
 IMAGE_STATES = "image_states"  # its output, and an input of a decoder lowered for a model that sees
 IMAGE_ROWS = "image_rows"  # the row of image_states that replaces a token's embedding, -1 for none
 
-# Of encoder-decoders: the rows of encoder.onnx that cross-attention reads, new ones only, and which of all are real.
+# Of encoder-decoders: the rows of encoder.onnx that cross-attention reads, new ones only, and which of all
+# are real.
 ENCODER_STATES = "encoder_hidden_states"
 ENCODER_MASK = "encoder_attention_mask"
 

@@ -117,10 +117,13 @@ class Decoder(GraphWriter):
     def with_encoder_rows(self, layer: int, key: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Return the keys and values of all the encoder's rows, given those of the new ones.
 
-        All are [batch, heads, rows, size]. A sequence brings its rows once; later runs have none that are new.
+        All are [batch, heads, rows, size]. A sequence brings its rows once; later runs have none that are
+        new.
         """
         old = self._past_encoder[layer]
-        joined = (self.op("Concat", before, new, axis=2) for before, new in zip(old, (key, value), strict=True))
+        joined = (
+            self.op("Concat", before, new, axis=2) for before, new in zip(old, (key, value), strict=True)
+        )
         self._present_encoder[layer] = next(joined), next(joined)
         return self._present_encoder[layer]
 

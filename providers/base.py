@@ -196,7 +196,9 @@ class Row:
     # [info.rope_axes, m], 1 <= m <= n: positions of the first m tokens in time, height and width. Others go
     # on from the largest of the last; without it, all are those in the text.
     rope_positions: npt.NDArray[np.int64] | None = None
-    encoder: EncoderOutput | None = None  # with ``info.encoder_width``; a slot keeps that of its row at start 0
+    encoder: EncoderOutput | None = (
+        None  # with ``info.encoder_width``; a slot keeps that of its row at start 0
+    )
     lora: int | None = None  # the place of the LoRA adapter, see ``Runner.load_lora``; None is none
     # Lengths at which states are kept, below start + len(tokens): of the slot's checkpoints and its former
     # length those that stay, and lengths within the row. Others are dropped.

@@ -2,8 +2,9 @@
 
 Layers of a kind keep the same positions of a text: all of them (full attention), those of a window, or one
 state of fixed size that sums up everything before it and cannot be cut (recurrent layers), or the rows of an
-encoder, which no token changes (cross-attention). Layers that read the cache of another belong to its group, whose window is then the widest of its readers. A runner states its
-groups in ``RunnerInfo.kv_groups``, and whoever counts, frees or reuses memory asks them.
+encoder, which no token changes (cross-attention). Layers that read the cache of another belong to its group,
+whose window is then the widest of its readers. A runner states its groups in ``RunnerInfo.kv_groups``, and
+whoever counts, frees or reuses memory asks them.
 """
 
 from __future__ import annotations

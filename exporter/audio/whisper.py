@@ -1,15 +1,20 @@
-"""``audio.onnx`` of Whisper (https://arxiv.org/abs/2212.04356): frames of a log-mel spectrogram to rows for the decoder."""
+"""``audio.onnx`` of Whisper (https://arxiv.org/abs/2212.04356): log-mel spectra to rows for the decoder."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from ...contract import AUDIO_FEATURES, AUDIO_STATES
-from ...errors import UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError
 from ..config import RawConfig, integer, with_defaults
 from ..encoders.encoder import EncoderConfig, EncoderLayers
 from ..models.whisper import DEFAULTS
 from ..weights import Checkpoint
+
+if TYPE_CHECKING:
+    from ..audio_processor import AudioProcessor
 
 _TAPS = 3  # of both convolutions
 _STRIDE = 2  # of the second
@@ -25,7 +30,9 @@ def audio_config(raw: RawConfig) -> EncoderConfig:
     raw = with_defaults(raw, DEFAULTS)
     width, heads = integer(raw, "d_model"), integer(raw, "encoder_attention_heads")
     if not heads or width % heads:
-        raise UnsupportedModelError(f"'d_model' {width} must be a multiple of 'encoder_attention_heads' {heads}")
+        raise UnsupportedModelError(
+            f"'d_model' {width} must be a multiple of 'encoder_attention_heads' {heads}"
+        )
     return EncoderConfig(
         model_type="whisper_audio",
         vocab_size=0,
@@ -37,6 +44,21 @@ def audio_config(raw: RawConfig) -> EncoderConfig:
         hidden_act=str(raw["activation_function"]),
         norm_eps=1e-5,
     )
+
+
+def check_processor(processor: AudioProcessor, raw: RawConfig) -> None:
+    """Check that windows of a processor fit the encoder.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    mels, positions = integer(with_defaults(raw, DEFAULTS), "num_mel_bins"), audio_config(raw).max_tokens
+    if (processor.mels, processor.frames) != (mels, _STRIDE * positions):
+        raise CheckpointError(
+            f"windows of {processor.frames} spectra of {processor.mels} bands do not fit config.json, whose "
+            "encoder "
+            f"takes {_STRIDE * positions} of {mels}"
+        )
 
 
 def audio_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:

@@ -100,8 +100,8 @@ def _by_group(net: Decoder, x: ir.Value, queries: int) -> ir.Value:
 def cross_attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
     """Append the keys and values of the encoder's new rows to their cache, and attend to all of them.
 
-    q is [batch, sequence, num_heads * head_dim]; k and v are [batch, new rows, num_heads * head_dim]. The result has
-    the shape of q.
+    q is [batch, sequence, num_heads * head_dim]; k and v are [batch, new rows, num_heads * head_dim]. The
+    result has the shape of q.
     """
     heads, size = net.config.num_heads, net.config.head_dim
     split = [

@@ -1,7 +1,7 @@
 """The decoder layers of BART's descendants: self-attention, cross-attention and a feed-forward layer.
 
-Published by Lewis et al., https://arxiv.org/abs/1910.13461. Whisper, mBART and TrOCR have the same layers and names, with
-norms in front of each part or behind it.
+Published by Lewis et al., https://arxiv.org/abs/1910.13461. Whisper, mBART and TrOCR have the same layers and
+names, with norms in front of each part or behind it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whisper (https://arxiv.org/abs/2212.04356), the decoder: learned positions, cross-attention to frames of sound."""
+"""Whisper (https://arxiv.org/abs/2212.04356), the decoder: learned positions, attention to sound."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class DecoderGraph:
 
     @property
     def explicit_inputs(self) -> tuple[str, ...]:
-        """The inputs that a run of explicit KV gets from the run before: caches, states, then an encoder's rows."""
+        """What a run of explicit KV gets from the run before: caches, states, then an encoder's rows."""
         return (*self.caches, *self.states, *self.encoder_caches)
 
     @property

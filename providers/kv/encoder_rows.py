@@ -1,7 +1,7 @@
-"""The keys and values of an encoder's rows, to which cross-attention attends: computed once, and shared by slots.
+"""The keys and values of an encoder's rows, for cross-attention: computed once, and shared by slots.
 
-A slot has the rows of one encoder output, all of them for as long as it holds tokens. Slots with the same output
-share its blocks.
+A slot has the rows of one encoder output, all of them for as long as it holds tokens. Slots with the same
+output share its blocks.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class EncoderRows:
             shape = None if row.encoder is None else row.encoder.states.shape
             if shape is None or len(shape) != 2 or shape[1] != self._width or not 1 <= shape[0] <= self.most:
                 raise ProviderRuntimeError(
-                    f"slot {row.slot} begins with an encoder output of shape {shape}; the graph takes 1 to {self.most} "
+                    f"slot {row.slot} begins with an encoder output of shape {shape}; the graph takes 1 to "
+                    f"{self.most} "
                     f"rows of {self._width}"
                 )
 

@@ -220,7 +220,7 @@ class ExplicitRunner(Runner):
     def _run_row(
         self, session: ExplicitSession, row: Row
     ) -> tuple[Logits, list[Any], dict[int, list[Any]], list[Any]]:
-        """Run a row; return its logits, its caches, the states that are kept by length, and its encoder's rows."""
+        """Run a row; return its logits and caches, the states kept by length, and its encoder's rows."""
         past, state = self._cut(session, row.slot, row.start), self._state(session, row.slot, row.start)
         kept = {n: old for n, old in self._states.get(row.slot, {}).items() if n in row.checkpoints}
         encoded = self._rows_before(session, row)
@@ -248,16 +248,27 @@ class ExplicitRunner(Runner):
                 raise ProviderRuntimeError(f"slot {row.slot} holds no rows of an encoder")
             return self._encoded.get(row.slot, [])
         if row.encoder is None or row.encoder.states.shape[1:] != (self._graph.encoder_width,):
-            raise ProviderRuntimeError(f"slot {row.slot} begins without an encoder output that fits the graph")
-        empty = [np.zeros((1, spec.heads, 0, spec.width), spec.dtype) for spec in self._graph.encoder_caches.values()]
+            raise ProviderRuntimeError(
+                f"slot {row.slot} begins without an encoder output that fits the graph"
+            )
+        empty = [
+            np.zeros((1, spec.heads, 0, spec.width), spec.dtype)
+            for spec in self._graph.encoder_caches.values()
+        ]
         return [*map(session.from_host, empty)]
 
-    def _new_rows(self, session: ExplicitSession, row: Row, encoded: list[Any]) -> dict[str, npt.NDArray[Any]]:
-        """Return the inputs for the encoder's rows: all of them in the first run of a text, then none that is new."""
+    def _new_rows(
+        self, session: ExplicitSession, row: Row, encoded: list[Any]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs for the encoder's rows: all of them in the first run of a text, then none."""
         if not self._graph.encoder_width:
             return {}
         held = session.to_host(encoded[0]).shape[2]
-        new = row.encoder.states if row.encoder is not None and not held else np.empty((0, self._graph.encoder_width))
+        new = (
+            row.encoder.states
+            if row.encoder is not None and not held
+            else np.empty((0, self._graph.encoder_width))
+        )
         feeds = {
             ENCODER_STATES: np.ascontiguousarray(new, np.float32)[None],
             ENCODER_MASK: np.ones((1, held + len(new)), np.int64),

@@ -14,8 +14,8 @@ from ...errors import ProviderRuntimeError
 from ..base import BestLogits, Draw, KVEviction, LoraMatrices, Pending, Row, Runner, RunnerInfo
 from ..captures import no_capture
 from ..image_rows import image_ahead, image_inputs, rope_positions
-from ..kv.encoder_rows import EncoderBatch, EncoderRows
 from ..kv.block_pool import FREED, BlockTables
+from ..kv.encoder_rows import EncoderBatch, EncoderRows
 from ..kv.state_memory import StateMemory
 from ..lora import LoraInputs, LoraPlaces
 from ..row_checks import check_rows, rows_in_cache

@@ -218,7 +218,8 @@ class Engine:
             return
         if request.encoder is None:
             raise RequestError(
-                "this model writes down what its encoder hears or sees, so a prompt alone is not enough; send a sound "
+                "this model writes down what its encoder hears or sees, so a prompt alone is not enough; "
+                "send a sound "
                 "or a picture"
             )
         raise RequestError("this model has no encoder, so it hears and sees nothing; send a text")

@@ -1,8 +1,10 @@
 """Lower attention to an encoder's rows to carryall's ``CrossAttention``, whose caches are blocks.
 
-    key = Concat(past_encoder.N.key, heads(k)); Attention(q4, key, value, mask)   ->   CrossAttention(q, k, v, ...)
+    key = Concat(past_encoder.N.key, heads(k)); Attention(q4, key, value, mask)   ->   CrossAttention(q, k, v,
+    ...)
 
-The operator: ``cross_operator.cpp`` in ``providers/native/sources``. A batch has no padding, so the mask goes.
+The operator: ``cross_operator.cpp`` in ``providers/native/sources``. A batch has no padding, so the mask
+goes.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ DOMAIN, OPERATOR = "carryall", "CrossAttention"
 
 
 def encoder_caches(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """Return what appends keys and values to the encoder's caches that an ``Attention`` reads; None for others."""
+    """Return what appends to the encoder's caches that an ``Attention`` reads; None for others."""
     found = [value.producer() if value is not None else None for value in node.inputs[1:3]]
     nodes = [one for one in found if one is not None and one.op_type == "Concat" and len(one.inputs) == 2]
-    if len(nodes) != 2 or not all(one.inputs[0] is not None and is_past_encoder(one.inputs[0].name) for one in nodes):
+    if len(nodes) != 2 or not all(
+        one.inputs[0] is not None and is_past_encoder(one.inputs[0].name) for one in nodes
+    ):
         return None
     return nodes[0], nodes[1]
 
@@ -76,14 +80,26 @@ class CrossAttentionPass(GraphPass):
     def _lower(
         self, graph: ir.Graph, node: ir.Node, caches: tuple[ir.Node, ir.Node], tables: list[ir.Value | None]
     ) -> None:
-        query, pasts, new = node.inputs[0], [one.inputs[0] for one in caches], [one.inputs[1] for one in caches]
+        query, pasts, new = (
+            node.inputs[0],
+            [one.inputs[0] for one in caches],
+            [one.inputs[1] for one in caches],
+        )
         sizes, kv_sizes = head_sizes(query), head_sizes(pasts[0])
-        if query is None or sizes is None or kv_sizes is None or sizes[1] > LARGEST_HEAD or kv_sizes != head_sizes(pasts[1]):
+        if (
+            query is None
+            or sizes is None
+            or kv_sizes is None
+            or sizes[1] > LARGEST_HEAD
+            or kv_sizes != head_sizes(pasts[1])
+        ):
             raise UnsupportedAttentionError(
                 f"attention {node.name} has heads of unknown or different sizes, or above {LARGEST_HEAD}"
             )
         width, kv_width = sizes[0] * sizes[1], kv_sizes[0] * kv_sizes[1]
-        rows = [joined_source(value, kv_width) or join_heads(node, value) for value in new if value is not None]
+        rows = [
+            joined_source(value, kv_width) or join_heads(node, value) for value in new if value is not None
+        ]
         operands = [joined_source(query, width) or join_heads(node, query), *rows, *pasts, *tables]
         attributes = {
             "layout": LAYOUT,
@@ -107,7 +123,9 @@ class CrossAttentionPass(GraphPass):
         for past in pasts:
             if past is not None:
                 past.type = ir.TensorType(ir.DataType.UINT8)
-                past.shape = ir.Shape(["encoder_blocks", kv_sizes[0], BLOCK_SIZE, row_bytes(sizes[1], self._type)])
+                past.shape = ir.Shape(
+                    ["encoder_blocks", kv_sizes[0], BLOCK_SIZE, row_bytes(sizes[1], self._type)]
+                )
 
 
 def _flatten(rows: ir.Value) -> None:

@@ -35,7 +35,7 @@ _TRANSPOSED = [0, 2, 1]
 
 
 class RefuseStatesPass(GraphPass):
-    """Refuse a graph with recurrent states or an encoder's rows, which are then explicit where that is possible.
+    """Refuse a graph with recurrent states or an encoder's rows, which are explicit where that is possible.
 
     Raises:
         UnsupportedAttentionError: the graph has such inputs.
