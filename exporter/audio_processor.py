@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ..errors import CheckpointError, PackageError, UnsupportedModelError
 from ..storage.writing import writing
@@ -146,7 +146,7 @@ def read_audio_processor(path: Path) -> AudioProcessor:
         known = {field.name for field in fields(AudioProcessor)}
         if content.get("version") != _VERSION or set(content) != known:
             raise ValueError(f"it has the fields {sorted(content)} of version {content.get('version')!r}")
-        processor = AudioProcessor(**cast(dict[str, Any], content))
+        processor = AudioProcessor(**content)
         processor.check()
     except (CheckpointError, ValueError, TypeError) as error:
         raise PackageError(f"{path} is damaged: {error}; export the model again") from error

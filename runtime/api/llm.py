@@ -27,7 +27,7 @@ from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
 from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens
-from .prompts import Prompt, images_of, listed_prompts
+from .prompts import EncodedPrompt, Prompt, images_of, listed_prompts
 from .requests import RequestFactory
 from .scoring import (
     RERANK_INSTRUCTION,
@@ -197,9 +197,8 @@ class LLM(TextModel):
                     del running[number]
                 else:
                     asked[number] = question
-            outputs = self._run(
-                [one.prompt for one in asked.values()], [one.params for one in asked.values()]
-            )
+            prompts = [EncodedPrompt(one.token_ids, one.encoder) for one in asked.values()]
+            outputs = self._run(prompts, [one.params for one in asked.values()])
             answers |= dict(zip(asked, outputs, strict=True))
         return [finished[number] for number in range(len(audio))]
 

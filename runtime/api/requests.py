@@ -166,8 +166,9 @@ class RequestFactory:
         most = self._model.runner.info.context_length - 1  # a prompt leaves room for a token
         plain = plain_prompt(prompt)
         if not isinstance(plain, str):
-            ready = isinstance(plain, ChatPrompt | PooledPrompt | EncodedPrompt)
-            return self.token_ids(plain if ready else plain[:most])
+            if isinstance(plain, ChatPrompt | PooledPrompt | EncodedPrompt):
+                return self.token_ids(plain)
+            return self.token_ids(plain[:most])
         tokens = self.encode(plain)
         if len(tokens) > most:
             bare = self.encode(plain, add_special_tokens=False)

@@ -41,7 +41,7 @@ def log_mel(processor: AudioProcessor, samples: Samples) -> Spectra:
         power = np.abs(np.fft.rfft(part, axis=-1).astype(np.complex64)).astype(np.float64) ** 2
         energies[:, first : first + len(part)] = np.log10(np.maximum(power @ bands, _FLOOR)).T
     floor = energies.max() - np.float32(_RANGE)
-    return (np.maximum(energies, floor) + np.float32(4)) / np.float32(4)
+    return np.asarray((np.maximum(energies, floor) + np.float32(4)) / np.float32(4), np.float32)
 
 
 @functools.cache

@@ -80,7 +80,7 @@ def _of_array(array: npt.NDArray[Any], own_rate: Any, rate: int) -> Samples:
     av = _av()
     frame = av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
     frame.sample_rate = int(own_rate)
-    resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+    resampler = av.AudioResampler(format="fltp", rate=rate)
     return np.concatenate(
         [_content(part) for part in (*resampler.resample(frame), *resampler.resample(None))]
     )
@@ -109,7 +109,7 @@ def _of_file(data: bytes, rate: int) -> Samples:
 
 def _decoded(av: Any, container: Any, rate: int) -> Iterator[Samples]:
     """Yield the samples of the first stream; the length is checked on what comes, since headers may lie."""
-    resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+    resampler = av.AudioResampler(format="fltp", rate=rate)
     count = 0
     for frame in container.decode(audio=0):
         frame.pts = None  # gaps in time are no samples
@@ -122,7 +122,8 @@ def _decoded(av: Any, container: Any, rate: int) -> Iterator[Samples]:
 
 
 def _content(frame: Any) -> Samples:
-    return np.array(frame.to_ndarray().reshape(-1), np.float32)
+    """Return the mean of the channels: FFmpeg's own mix of floats may be louder than any."""
+    return np.asarray(frame.to_ndarray().mean(axis=0), np.float32)
 
 
 def _check_length(seconds: float) -> None:

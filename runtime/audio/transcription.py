@@ -17,7 +17,6 @@ import numpy as np
 from ...errors import ProviderRuntimeError, RequestError
 from ...options import Checked, option
 from ...providers.base import EncoderOutput
-from ..api.prompts import EncodedPrompt
 from ..text.tokenizer import Tokenizer
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
@@ -120,12 +119,20 @@ class Transcription:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that the engine is to run; its last state is the answer."""
+    """A request that the engine is to run; its last state is the answer.
 
-    prompt: EncodedPrompt
+    Args:
+        token_ids: of the prompt.
+        encoder: what the encoder made of the window.
+        params: its options.
+    """
+
+    token_ids: list[int]
+    encoder: EncoderOutput
     params: SamplingParams
 
 
+Span = tuple[int, int, Sequence[int]]  # first and last spectrum, and tokens
 Steps = Generator[Question | Segment, RequestOutput | None, Transcription]
 
 
@@ -218,7 +225,7 @@ class Transcriber:
                 yield from found
                 if options.previous_text and attempt.temperature <= 0.5:
                     context += [token for token in attempt.token_ids if token < self.tokens.end]
-            seek += max(1, advance)
+            seek += advance or size  # a segment that ends where its window begins would come again
         text = "".join(segment.text for segment in segments).strip()
         return Transcription(
             text=text,
@@ -247,7 +254,10 @@ class Transcriber:
         self, attempt: _Attempt, seek: int, size: int, number: int, options: TranscriptionOptions
     ) -> tuple[list[Segment], int]:
         """Return the segments of a window of ``size`` spectra, and after how many the next window begins."""
-        spans, advance = cut(attempt.token_ids, self.tokens.first_time, size)
+        spans: list[Span] = [(0, size, attempt.token_ids)]
+        advance = size
+        if options.timestamps:
+            spans, advance = cut(attempt.token_ids, self.tokens.first_time, size)
         second = self.encoder.processor.rate / self.encoder.processor.hop
         found = list[Segment]()
         for first, last, tokens in spans:
@@ -258,7 +268,7 @@ class Transcriber:
                 Segment(
                     id=number + len(found),
                     seek=seek,
-                    start=(seek + first) / second,
+                    start=(seek + min(first, size)) / second,
                     end=(seek + min(last, size)) / second,
                     text=text,
                     token_ids=tuple(tokens),
@@ -268,7 +278,7 @@ class Transcriber:
                     no_speech=attempt.no_speech,
                 )
             )
-        return found, advance if options.timestamps else size
+        return found, advance
 
 
 class _Window:
@@ -314,11 +324,11 @@ class _Window:
         seed: int,
         most: int,
     ) -> Generator[Question, RequestOutput | None, list[int]]:
-        prompt = EncodedPrompt(self._transcriber.prompt(self._context, beginning), self._encoded)
+        prompt = self._transcriber.prompt(self._context, beginning)
         params = SamplingParams(
             temperature=temperature, max_tokens=most, logits_processors=(processor,), seed=seed
         )
-        output = yield Question(prompt, params)
+        output = yield Question(prompt, self._encoded, params)
         if output is None:
             raise RequestError("a question of a transcription was not answered")
         if output.error is not None:
@@ -351,7 +361,7 @@ def _window(spectra: Spectra, seek: int, frames: int) -> Spectra:
 
 def cut(
     token_ids: Sequence[int], first_time: int, size: int
-) -> tuple[list[tuple[int, int, Sequence[int]]], int]:
+) -> tuple[list[Span], int]:
     """Cut the transcript of a window at its pairs of times.
 
     Args:
@@ -373,8 +383,8 @@ def cut(
     if not ends:
         times = [token for token in token_ids if token >= first_time]
         last = place(times[-1]) if times and times[-1] != first_time else size
-        return [(0, last, token_ids)], size
-    spans, begin = list[tuple[int, int, Sequence[int]]](), 0
+        return [(place(token_ids[0]) if timed[:1] == [True] else 0, last, token_ids)], size
+    spans, begin = list[Span](), 0
     for end in [*ends, *([len(token_ids)] if closed else [])]:
         part = token_ids[begin:end]
         spans.append((place(part[0]), place(part[-1]), part))
