@@ -28,8 +28,8 @@ def sound_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Path(path_type=Path, exists=True, dir_okay=False),
             multiple=True,
             metavar="FILE",
-            help="A recording to write down, for models that hear; repeat it for several. PROMPT is then what "
-            "was said or written before.",
+            help="A recording to write down, for models that hear; repeat it for several. PROMPT is then "
+            "what was said or written before.",
         ),
     ):
         function = option(function)

@@ -234,8 +234,10 @@ class AsyncLLM(TextModel):
             answer = None
             if isinstance(step, Question):
                 prompt = EncodedPrompt(step.token_ids, step.encoder)
-                shared = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
-                async with aclosing(self.generate(prompt, step.params, **shared)) as states:
+                running = self.generate(
+                    prompt, step.params, priority=priority, cache_salt=cache_salt, tenant=tenant
+                )
+                async with aclosing(running) as states:
                     answer = [state async for state in states][-1]
                 continue
             yield step

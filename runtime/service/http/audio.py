@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -41,18 +41,9 @@ async def translations(request: Request) -> Response:
 
 async def _answer(request: Request, task: str) -> Response:
     service = service_of(request)
-    form = await _form(request, service)
-    sound = form.get("file")
-    if not isinstance(sound, UploadFile):
-        raise RequestError("the form has no part 'file' with a file of sound")
-    content = await sound.read()
-    await form.close()
-    fields: dict[str, list[str]] = {}
-    for name, value in form.multi_items():
-        if isinstance(value, str):
-            fields.setdefault(name, []).append(value)
+    content, fields = await _form(request, service)
     known, headers = service.split(dict(fields), KNOWN)
-    handler = await service.llm(request, (fields.get("model") or [None])[0])
+    handler = await service.llm(request, next(iter(fields.get("model", ())), None))
     ask = read_form(known, task)
     if ask.stream:
         return streamed(request, _events(handler, content, ask), headers=headers)
@@ -78,12 +69,12 @@ async def _events(handler: LLMHandler, content: bytes, ask: TranscriptionAsk) ->
             yield LastPiece(piece + event("[DONE]")) if isinstance(part, Transcription) else piece
 
 
-async def _form(request: Request, service: HttpService) -> FormData:
-    """Return the form in a body, within the limits of bodies.
+async def _form(request: Request, service: HttpService) -> tuple[bytes, dict[str, list[str]]]:
+    """Return the file in the form of a body, and the values of each other field.
 
     Raises:
-        RequestError: it is no valid form.
-        HTTPException: see ``read_bytes``.
+        RequestError: it is no valid form, or has no file.
+        HTTPException: the body exceeds the limits of bodies, see ``read_bytes``.
     """
     if not request.headers.get("content-type", "").startswith(_FORM):
         raise RequestError(f"the body must be a form ({_FORM}) with 'file' and 'model'")
@@ -93,9 +84,20 @@ async def _form(request: Request, service: HttpService) -> FormData:
         yield body
 
     try:
-        return await MultiPartParser(request.headers, stream(), max_files=1, max_fields=32).parse()
+        form = await MultiPartParser(request.headers, stream(), max_files=1, max_fields=32).parse()
     except MultiPartException as error:
         raise RequestError(f"the form cannot be read: {error.message}") from error
+    try:
+        sound = form.get("file")
+        if not isinstance(sound, UploadFile):
+            raise RequestError("the form has no part 'file' with a file of sound")
+        content, fields = await sound.read(), dict[str, list[str]]()
+    finally:
+        await form.close()
+    for name, value in form.multi_items():
+        if isinstance(value, str):
+            fields.setdefault(name, []).append(value)
+    return content, fields
 
 
 def routes(service: HttpService) -> list[Route]:
