@@ -40,6 +40,11 @@ class AudioEncoder:
         self._kept: OrderedDict[bytes, EncoderOutput] = OrderedDict()
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
+    def clear(self) -> None:
+        """Forget all results."""
+        with self._lock:
+            self._kept.clear()
+
     def encode(self, spectra: Spectra, salt: str = "") -> EncoderOutput:
         """Return the rows of a window [mels, frames]; shorter windows are padded with zeros.
 
