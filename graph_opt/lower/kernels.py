@@ -70,6 +70,8 @@ class Kernels:
         stored_tiles: writes weights of GGUF files as tiles of the same size; None without such kernels.
         split_floats: they multiply float32 weights as pairs of bfloat16, faster than as floats.
         paged_attention: PagedAttention is carryall's own, for CPUs.
+        silu_and_mul: carryall's ``SiluAndMul`` is registered with the session.
+        draw_tokens: the most candidates of carryall's ``DrawTokens``; 0 if it is not registered.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention supports an int8 cache.
@@ -106,6 +108,8 @@ class Kernels:
     stored_tiles: TilePacker | None = None
     split_floats: bool = False
     paged_attention: bool = False
+    silu_and_mul: bool = False
+    draw_tokens: int = 0
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
     int8_kv: bool = True

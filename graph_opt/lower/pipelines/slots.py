@@ -130,7 +130,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if kernels.opset < _NEWEST:
         passes += [MicrosoftRotaryPass(), DecomposeNormsPass()]
     if options.top_logits:
-        passes.append(TopLogitsPass(options.top_logits))
+        passes.append(TopLogitsPass(options.top_logits, kernels.draw_tokens))
         if options.draws:
             passes.append(DrawTokensPass())
     passes += [RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]
@@ -192,7 +192,7 @@ def _elementwise_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
         passes.append(SkipNormPass())
     if kernels.quick_gelu:
         passes.append(QuickGeluPass())
-    if kernels.quantized_linear and kernels.quick_gelu:
+    if kernels.silu_and_mul and kernels.quick_gelu:
         passes.append(SiluAndMulPass())
     if not kernels.standard_gelu:
         passes.append(MicrosoftGeluPass())
