@@ -112,7 +112,7 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a text, or bytes, so that ``path`` is as before, or missing, if that fails; the error names ``path``.
+    """Write text or bytes so that ``path`` is as before, or missing, if that fails; the error names ``path``.
 
     Raises:
         UsageError: it is a device or another thing that is no regular file.

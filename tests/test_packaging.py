@@ -70,7 +70,7 @@ def source_files() -> set[str]:
             if (
                 path.is_file()
                 and "__pycache__" not in path.parts
-                and (is_demo or path.suffix in {".py", ".pyi", ".proto", ".html", ".toml", ".cpp", ".h"})
+                and (is_demo or path.suffix in {".py", ".pyi", ".proto", ".html", ".toml", ".cpp", ".h", ".cu", ".cuh"})
             ):
                 found.add(f"carryall/{path.relative_to(ROOT).as_posix()}")
     return found

@@ -47,7 +47,9 @@ class Nvrtc:
         self._check("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         return major.value, minor.value
 
-    def compile(self, source: str, name: str, headers: Mapping[str, str], capability: tuple[int, int]) -> bytes:
+    def compile(
+        self, source: str, name: str, headers: Mapping[str, str], capability: tuple[int, int]
+    ) -> bytes:
         """Compile a source to the machine code of a device.
 
         Args:

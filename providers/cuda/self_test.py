@@ -46,17 +46,9 @@ def self_test(open_session: Callable[[bytes], Any]) -> str | None:
 
 
 def _graph(*, own: bool) -> bytes:
-    gates = "".join(
-        f"x_{name} = Slice(gates, zero, width_{name}, last) "
-        f"c_{name} = Cast<to = {int(ir.DataType[name.upper()])}>(x_{name}) "
-        + (
-            f"y_{name} = carryall.SiluAndMul(c_{name}) {name} = Cast<to = 1>(y_{name}) "
-            if own
-            else f"f_{name} = Cast<to = 1>(c_{name}) a_{name}, b_{name} = Split<axis = -1>(f_{name}, halves_{name}) "
-            f"s_{name} = com.microsoft.QuickGelu<alpha = 1.0>(a_{name}) {name} = Mul(s_{name}, b_{name}) "
-        )
-        for name in _TOLERANCES
-    )
+    """Return the graph with carryall's operators, or with onnxruntime's."""
+    gates = "".join(_gate(name, own=own) for name in _WIDTHS)
+    shape, most = f"{_ROWS}, 1, {_SIZE}", 2 * max(_WIDTHS.values())
     constants = ", ".join(
         f"int64[1] width_{name} = {{{2 * width}}}, int64[2] halves_{name} = {{{width}, {width}}}"
         for name, width in _WIDTHS.items()
@@ -64,8 +56,8 @@ def _graph(*, own: bool) -> bytes:
     outputs = ", ".join(f"float[{_ROWS}, {width}] {name}" for name, width in _WIDTHS.items())
     model = ir.from_onnx_text(
         f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "carryall": 1]> g
-        (float[{_ROWS}, {2 * max(_WIDTHS.values())}] gates, float[{_ROWS}, 1, {_SIZE}] x, int64[tokens, 1] {INPUT_IDS})
-        => (float[{_ROWS}, 1, {_SIZE}] logits, int64[tokens, 1] ids, {outputs})
+        (float[{_ROWS}, {most}] gates, float[{shape}] x, int64[tokens, 1] {INPUT_IDS})
+        => (float[{shape}] logits, int64[tokens, 1] ids, {outputs})
         <int64[1] zero = {{0}}, int64[1] last = {{-1}}, {constants}>
         {{ logits = Identity(x) ids = Identity({INPUT_IDS}) {gates} }}"""
     )
@@ -74,12 +66,27 @@ def _graph(*, own: bool) -> bytes:
     return ir.to_proto(model).SerializeToString()
 
 
+def _gate(name: str, *, own: bool) -> str:
+    """Return the nodes from ``gates`` to the output of a type."""
+    rounded = (
+        f"x_{name} = Slice(gates, zero, width_{name}, last) "
+        f"c_{name} = Cast<to = {int(ir.DataType[name.upper()])}>(x_{name}) "
+    )
+    if own:
+        return f"{rounded} y_{name} = carryall.SiluAndMul(c_{name}) {name} = Cast<to = 1>(y_{name}) "
+    return (
+        f"{rounded} f_{name} = Cast<to = 1>(c_{name}) "
+        f"a_{name}, b_{name} = Split<axis = -1>(f_{name}, halves_{name}) "
+        f"s_{name} = com.microsoft.QuickGelu<alpha = 1.0>(a_{name}) {name} = Mul(s_{name}, b_{name}) "
+    )
+
+
 def _feeds() -> dict[str, npt.NDArray[Any]]:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (_ROWS, 1, _SIZE)).astype(np.float32)
     logits[1] = np.round(logits[1])  # many equal ones
     logits[2] = 0
-    # Greedy; temperature; top_k; top_p; min_p; all of them. No sum lies so near to its bound that rounding counts.
+    # Greedy; temperature; top_k; top_p; min_p; all of them. No sum is so near its bound that rounding counts.
     draws = np.array(
         [
             [1.0, 1.0, 2.0, 0.0, 0.0],

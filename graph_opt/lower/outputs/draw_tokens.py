@@ -36,7 +36,7 @@ class DrawTokensPass(GraphPass):
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Write both parts in standard operators, the second one as inputs of ``DrawTokens`` if it is there."""
+        """Write both parts in standard operators; ``DrawTokens``, if it is there, computes the second."""
         values = {value.name: value for value in [*graph.inputs, *graph.outputs]}
         if not {INPUT_IDS, LOGITS, TOP_LOGITS, TOP_TOKEN_IDS} <= values.keys():
             return

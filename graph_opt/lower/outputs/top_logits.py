@@ -14,9 +14,8 @@ import onnx_ir as ir
 
 from ....contract import LOGITS, LOGSUMEXP, TOP_LOGITS, TOP_TOKEN_IDS
 from ....errors import GraphError
-from ...graph.edit import shared_constant, static_size
+from ...graph.edit import OWN, shared_constant, static_size
 from ...passes.base import GraphPass
-from ..products.quantized_linear import DOMAIN
 
 
 class TopLogitsPass(GraphPass):
@@ -37,7 +36,7 @@ class TopLogitsPass(GraphPass):
         self._count, self._most_fused = count, most_fused
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Append ``DrawTokens``; or TopK, and log-sum-exp in basic operators, as not all targets have its kernel."""
+        """Append ``DrawTokens``, or TopK and the log-sum-exp in basic operators, which all targets have."""
         logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         size = static_size(logits, -1)
         if logits is None or logits.shape is None or size is None:
@@ -74,9 +73,9 @@ class TopLogitsPass(GraphPass):
 
 
 def _fused(graph: ir.Graph, logits: ir.Value, count: int) -> list[ir.Value]:
-    node = ir.node("DrawTokens", [logits], {"count": count}, domain=DOMAIN, num_outputs=3)
+    node = ir.node("DrawTokens", [logits], {"count": count}, domain=OWN, num_outputs=3)
     graph.append(node)
-    graph.opset_imports.setdefault(DOMAIN, 1)
+    graph.opset_imports.setdefault(OWN, 1)
     return list(node.outputs)
 
 

@@ -19,7 +19,6 @@ constexpr int64_t kMostBlocks = 0x7fffffff;
 
 // The functions that are used, as of CUDA driver API 12.
 struct Driver {
-  int (*Init)(unsigned);
   int (*DeviceGet)(int*, int);
   int (*DevicePrimaryCtxRetain)(void**, int);
   int (*CtxPushCurrent)(void*);
@@ -65,7 +64,7 @@ const char* open_driver(const char* file) {
   void* library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
 #endif
   if (library == nullptr) return "NVIDIA's driver cannot be loaded";
-  const bool whole = resolve(library, "cuInit", &driver.Init) && resolve(library, "cuDeviceGet", &driver.DeviceGet) &&
+  const bool whole = resolve(library, "cuDeviceGet", &driver.DeviceGet) &&
                      resolve(library, "cuDevicePrimaryCtxRetain", &driver.DevicePrimaryCtxRetain) &&
                      resolve(library, "cuCtxPushCurrent_v2", &driver.CtxPushCurrent) &&
                      resolve(library, "cuCtxPopCurrent_v2", &driver.CtxPopCurrent) &&
@@ -75,7 +74,6 @@ const char* open_driver(const char* file) {
                      resolve(library, "cuLaunchKernel", &driver.LaunchKernel) &&
                      resolve(library, "cuGetErrorString", &driver.GetErrorString);
   if (!whole) return "NVIDIA's driver is older than CUDA 12";
-  CARRYALL_CUDA(Init, 0);
   modules = new std::map<int, std::vector<void*>>;
   opened = true;
   return nullptr;

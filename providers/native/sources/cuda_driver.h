@@ -14,7 +14,7 @@ struct CudaKernel {
 
 // Loads kernels, an image that NVRTC made, for all sessions of a device; returns a complaint, or null.
 //
-// `driver` is the file of the driver's library. Kernels stay until the process ends.
+// `driver` is the file of the driver's library, which CUDA's runtime has started. Kernels stay until the process ends.
 const char* load_cuda_image(const char* driver, int device, const void* image);
 
 // Finds a kernel of the device that is current in this thread; returns a complaint, or null.

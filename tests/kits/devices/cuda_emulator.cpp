@@ -200,7 +200,6 @@ long launches = 0;
 API void emulator_order(int chosen) { order = chosen; }
 API long emulator_launches() { return launches; }
 
-API int cuInit(unsigned) { return 0; }
 API int cuDeviceGet(int *device, int index) { return (*device = index) != 0; }
 API int cuDevicePrimaryCtxRetain(void **context, int) { return *context = &guard, 0; }
 API int cuCtxPushCurrent_v2(void *) { return 0; }

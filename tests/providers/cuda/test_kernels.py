@@ -113,8 +113,14 @@ def test_drawn_tokens_are_those_of_the_definition(emulator: Emulator, order: int
     rng = np.random.default_rng(5)
     rows, count = 40, 64
     logits = rng.normal(0, 3, (rows, 800)).astype(np.float32)
-    choices = [1 / rng.uniform(0.3, 1.5, rows), rng.choice([1, 5, 40, 64, 1e9], rows), rng.uniform(0.1, 1.1, rows)]
-    controls = np.stack([*choices, rng.choice([0, 0.05, 0.3], rows), rng.random(rows)], axis=1).astype(np.float32)
+    columns = [
+        1 / rng.uniform(0.3, 1.5, rows),
+        rng.choice([1, 5, 40, 64, 1e9], rows),
+        rng.uniform(0.1, 1.1, rows),
+        rng.choice([0, 0.05, 0.3], rows),
+        rng.random(rows),
+    ]
+    controls = np.stack(columns, axis=1).astype(np.float32)
     controls[0] = [1, 1, 2, 0, 0]  # greedy
     emulator.order(order)
     try:
