@@ -74,7 +74,8 @@ class Kernels:
         draw_tokens: the most candidates of carryall's ``DrawTokens``; 0 if it is not registered.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
-        int8_kv: GroupQueryAttention supports an int8 cache.
+        int8_kv: GroupQueryAttention, and PagedAttention if there is one, support an int8 cache.
+        fp8_kv: they support a cache of float8e4m3fn.
         half_types: the 16-bit types that graphs can be computed in; others are converted to fp32.
         float_attention: GroupQueryAttention computes in fp32 too.
         sliding_window: GroupQueryAttention supports ``local_window_size``.
@@ -113,6 +114,7 @@ class Kernels:
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
     int8_kv: bool = True
+    fp8_kv: bool = False
     half_types: tuple[str, ...] = ()
     float_attention: bool = True
     sliding_window: bool = True
@@ -154,6 +156,7 @@ CPU = Kernels(
 # quantize_linear.cc: DequantizeLinear to fp32 and fp16, not bf16. No DynamicQuantizeMatMul.
 CUDA = Kernels(
     accuracy_level=0,
+    fp8_kv=True,
     gather_zero_points=False,
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,

@@ -53,7 +53,8 @@ _AMPERE = (8, 0)
 CARRYALL = "carryall"  # the value of ``kernels``
 # onnxruntime 1.31: contrib_ops/cuda/bert/group_query_attention.cc refuses an int8 cache below, and the
 # grouped products of moe/ have no kernels.
-_NEED_AMPERE = {"compute": "bf16", "kv_cache": "int8", "fused_experts": "on"}
+_NEEDS = {("compute", "bf16"): _AMPERE, ("kv_cache", "int8"): _AMPERE, ("fused_experts", "on"): _AMPERE}
+_NEEDS[("kv_cache", "fp8")] = (8, 9)  # whose products read the type
 # Flash attention stores no score matrix. A host starts the kernels of a run in the time in which an H200
 # computes 1,000 tokens of a 0.6 B model.
 _PREFILL_CHUNK = 2048
@@ -71,8 +72,8 @@ class CudaOptions(Checked):
         device: index of the device, within CUDA_VISIBLE_DEVICES.
         compute: the dtype to which float graphs are converted: ``fp16``, ``bf16`` (compute capability 8) or
             ``fp32``. Models with activations above 65504, such as Gemma, need bf16.
-        kv_cache: ``int8`` (compute capability 8), or ``float32`` for the dtype of ``compute``; ``auto`` is
-            int8 if the model has scales for it and the device the capability.
+        kv_cache: ``int8`` (compute capability 8), ``fp8`` (e4m3, compute capability 8.9), or ``float32`` for
+            the dtype of ``compute``; ``auto`` is int8 if the model has scales and the device the capability.
         fused_experts: compute a mixture of experts in one operator (compute capability 8); ``auto`` does if
             the device has the capability.
         joint_prompts: compute new prompts of similar lengths together, with ``slots``; they are computed one
@@ -90,13 +91,13 @@ class CudaOptions(Checked):
             with them while the host samples; the host's tokens count.
         kv_memory: ``slots``: a buffer of context length for each sequence. ``paged``: blocks that sequences
             allocate as they grow, and share if their first tokens are equal. Prompts and single tokens share
-            a run, and runs of up to 2,048 tokens are captured in some sizes. The cache is fp16 or bf16.
+            a run, and runs of up to 2,048 tokens are captured in some sizes.
         memory_fraction: maximum share of the memory, free after loading the model, for the KV cache.
     """
 
     device: int = option(0, least=0)
     compute: Literal["fp16", "bf16", "fp32"] = "fp16"
-    kv_cache: Literal["auto", "int8", "float32"] = "auto"
+    kv_cache: Literal["auto", "int8", "fp8", "float32"] = "auto"
     fused_experts: Literal["auto", "on", "off"] = "auto"
     joint_prompts: bool = True
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
@@ -145,19 +146,16 @@ class CudaProvider(NvidiaProvider):
         if self.available() is not None:
             return config  # opening a session says why
         capability = self.compute_capability(options["device"])
-        kernels = self._chosen_kernels(options)
-        config = dataclasses.replace(config, options={**config.options, "kernels": kernels})
-        if capability >= _AMPERE:
-            return config
-        wanted = [f"{name}={value}" for name, value in _NEED_AMPERE.items() if options[name] == value]
-        if wanted:
-            raise ProviderUnavailableError(
-                f"{', '.join(wanted)} needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, but device "
-                f"{options['device']} has {capability[0]}.{capability[1]}"
-            )
-        return dataclasses.replace(
-            config, options={**config.options, "kv_cache": "float32", "fused_experts": "off"}
-        )
+        for (name, value), needed in _NEEDS.items():
+            if options[name] == value and capability < needed:
+                raise ProviderUnavailableError(
+                    f"{name}={value} needs compute capability {needed[0]}.{needed[1]}, but device "
+                    f"{options['device']} has {capability[0]}.{capability[1]}"
+                )
+        resolved = {**config.options, "kernels": self._chosen_kernels(options)}
+        if capability < _AMPERE:
+            resolved |= {"kv_cache": "float32", "fused_experts": "off"}
+        return dataclasses.replace(config, options=resolved)
 
     def kernels_complaint(self, index: int) -> str | None:
         """Return why carryall's kernels cannot be used on a device, None if they can."""

@@ -41,12 +41,13 @@ def test_a_gate_is_that_of_numpy(emulator: Emulator, kind: str, rows: int, width
     rng = np.random.default_rng(rows)
     x = rng.normal(0, 4, (rows, 2 * width)).astype(np.float32)
     part = 16 // (4 if kind == "float" else 2)
-    stored = {"float": x, "half": x.astype(np.float16), "bfloat16": bfloat16(x)}[kind]
-    y = np.zeros((rows, width), stored.dtype)
+    forms: dict[str, Array] = {"float": x, "half": x.astype(np.float16), "bfloat16": bfloat16(x)}
+    stored = forms[kind]
+    y: Array = np.zeros((rows, width), stored.dtype)
     sizes = ctypes.c_longlong(rows), ctypes.c_longlong(width), ctypes.c_int(width % part == 0)
     emulator.launch(f"silu_and_mul_{kind}", 3, 64, stored, y, *sizes)
-    read = from_bfloat16(stored) if kind == "bfloat16" else stored
-    found = from_bfloat16(y) if kind == "bfloat16" else y
+    read: Array = from_bfloat16(stored) if kind == "bfloat16" else stored
+    found: Array = from_bfloat16(y) if kind == "bfloat16" else y
     epsilon = {"float": 2**-21, "half": 2**-10, "bfloat16": 2**-7}[kind]
     np.testing.assert_allclose(found.astype(np.float64), silu_and_mul(read), rtol=epsilon, atol=6e-8)
 
