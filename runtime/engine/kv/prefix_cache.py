@@ -320,21 +320,22 @@ class PrefixCache:
         is kept at the last chunk's end in the prompt.
         """
         earlier = [length for length in self._slots.checkpoints(slot) if length < match.length]
+        start = max(match.length, request.restorable)  # nothing before is computed, so no state passes by
         wanted = set(earlier[-_MOST_CHECKPOINTS:])
         for left in request.resumption:
             wanted.update(max(([n] for n in earlier if n <= left), default=[]))
-            if match.length + _MIN_JUNCTION <= left < request.usable_prefix:
+            if start + _MIN_JUNCTION <= left < request.usable_prefix:
                 wanted.add(left)
         if slot in match.slots:  # taken over; the source of a copy keeps this state itself
             wanted.add(match.length)
-        if request.usable_prefix > match.length:
+        if request.usable_prefix > start:
             wanted.add(request.usable_prefix)
-        if match.shared - match.length >= _MIN_JUNCTION:
+        if match.shared - start >= _MIN_JUNCTION:
             wanted.add(match.shared)
         if self._stored is not None:
             whole = request.usable_prefix // CHUNK_TOKENS * CHUNK_TOKENS
             junction = request.stored.kv if request.stored is not None else 0
-            wanted |= {n for n in (whole, junction) if n - match.length >= _MIN_STORED}
+            wanted |= {n for n in (whole, junction) if n - start >= _MIN_STORED}
         self._slots.keep(slot, sorted(wanted))
 
     def keep_state(self, request: Request, length: int) -> None:

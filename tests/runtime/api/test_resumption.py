@@ -34,12 +34,14 @@ def characters(text: str) -> list[int]:
     return [ord(character) for character in text]
 
 
-def lengths(source: str, messages: list[dict[str, Any]], mark: str = "") -> tuple[str, tuple[int, ...]]:
+def lengths(
+    source: str, messages: list[dict[str, Any]], mark: str = "", tools: Any = TOOLS
+) -> tuple[str, tuple[int, ...]]:
     """What a template makes of a conversation, and where later prompts leave it, in characters."""
     chat = ChatTemplate({"default": source}, {"bos_token": "<s>"})
 
     def render(talk: Any) -> str:
-        return chat.render(talk, tools=TOOLS)
+        return chat.render(talk, tools=tools)
 
     text = render(messages)
     tokens = characters(text.replace(mark, "") if mark else text)
@@ -67,14 +69,14 @@ def test_a_template_that_drops_thoughts_leaves_the_prompt_at_the_first_of_them()
 
 def test_a_template_that_refuses_other_conversations_tells_no_lengths() -> None:
     source = "{% if messages | length != 4 %}{{ raise_exception('four messages') }}{% endif %}text"
-    assert lengths(source, TALK) == ("text", ())
+    assert lengths(source, TALK, tools=None) == ("text", ())
 
 
 def test_texts_beside_a_mark_are_tokenized_apart() -> None:
     """A mark stands in a text of the user that reads like a special token; it is no part of the prompt."""
     marked = [{"role": "user", "content": "a7777b"}]
     source = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
-    assert lengths(source, marked, "7777") == ("<a7777b>", (1, 4))
+    assert lengths(source, marked, "7777", None) == ("<a7777b>", (1, 4))
 
 
 @pytest.mark.parametrize(("case", "expected"), [("lfm2", True), ("llama", False)])

@@ -139,6 +139,20 @@ def test_the_state_to_which_a_later_turn_goes_back_outlives_the_calls_between() 
     assert turn.metrics.cached_tokens == 40
 
 
+def test_no_state_is_promised_at_a_length_that_the_tiers_restore() -> None:
+    engine, _ = make_engine(swap_bytes=10**6)
+    prompt = texts(1, 140)
+    run(engine, [ask("first", *prompt)])
+    engine.scheduler.cache.clear(save=True)
+    while not engine.stats().kv_saved_tokens:
+        run(engine, [ask("while it is saved", 1, 2)])
+    again = ask("again", *prompt, resumption=[30])
+    assert run(engine, [again]) == [alone(again)]
+    assert engine.stats().kv_restored_tokens == 128
+    other = ask("other", *prompt[:30], *texts(2, 20))
+    assert run(engine, [other]) == [alone(other)]
+
+
 def test_conversations_in_turn_do_not_take_each_other_s_slot() -> None:
     engine, _ = make_engine(max_slots=3)
     shared = texts(3, 80)
