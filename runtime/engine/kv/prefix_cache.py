@@ -136,7 +136,7 @@ class PrefixCache:
             match: the result of ``match`` for this request.
             headroom: further tokens that must fit.
         """
-        wanted = request.num_tokens + headroom + self._slots.state_tokens
+        wanted = request.num_tokens + headroom + self._slots.state_tokens + self._slots.fixed_tokens
         idle = [slot for slot in match.slots if self._slots.is_idle(slot)]
         own = min(idle, key=self._slots.tokens, default=None)
         mostly = own is not None and match.length >= _MIN_TAKE_OVER_SHARE * self._slots.tokens(own)
@@ -276,7 +276,7 @@ class PrefixCache:
 
         Its checkpoints are dropped if need be. The request's first row still finds the one where it starts.
         """
-        more = wanted - self._slots.tokens(slot) - self._slots.state_tokens
+        more = wanted - self._slots.tokens(slot) - self._slots.state_tokens - self._slots.fixed_tokens
         while not self.make_room(more, [slot]):
             if not self._slots.drop_state([slot]):
                 return False
