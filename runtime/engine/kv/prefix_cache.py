@@ -335,7 +335,8 @@ class PrefixCache:
         if self._stored is not None:
             whole = request.usable_prefix // CHUNK_TOKENS * CHUNK_TOKENS
             junction = request.stored.kv if request.stored is not None else 0
-            wanted |= {n for n in (whole, junction) if n - start >= _MIN_STORED}
+            # A restore may fail, and then these lengths are computed too.
+            wanted |= {n for n in (whole, junction) if n - match.length >= _MIN_STORED}
         self._slots.keep(slot, sorted(wanted))
 
     def keep_state(self, request: Request, length: int) -> None:
