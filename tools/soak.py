@@ -85,7 +85,7 @@ class Service:
 
 
 def picture() -> str:
-    """One of 64 pictures as the URL of its bytes: what the service keeps of them has a size that it reaches."""
+    """One of 64 pictures as the URL of its bytes: the service keeps what it computes of each."""
     from PIL import Image
 
     drawn, held = random.Random(random.randrange(64)), io.BytesIO()
