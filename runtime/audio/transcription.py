@@ -338,6 +338,20 @@ class _Window:
         return ids
 
 
+def next_step(steps: Steps, answer: RequestOutput | None) -> Question | Segment | Transcription:
+    """Return what comes next in a transcription: a question, a segment, or at its end the transcript.
+
+    Args:
+        steps: of the transcription.
+        answer: to the question before; None at the start, and behind a segment.
+    """
+    try:
+        return steps.send(answer)
+    except StopIteration as end:
+        transcript: Transcription = end.value
+        return transcript
+
+
 def next_question(steps: Steps, answer: RequestOutput | None) -> Question | Transcription:
     """Return the next question of a transcription, or the transcript, without the segments between.
 
@@ -345,13 +359,9 @@ def next_question(steps: Steps, answer: RequestOutput | None) -> Question | Tran
         steps: of the transcription.
         answer: to the question before; None at the start.
     """
-    try:
-        step = steps.send(answer)
-        while isinstance(step, Segment):
-            step = steps.send(None)
-    except StopIteration as end:
-        transcript: Transcription = end.value
-        return transcript
+    step = next_step(steps, answer)
+    while isinstance(step, Segment):
+        step = next_step(steps, None)
     return step
 
 
