@@ -13,11 +13,11 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from .distributions import distribution_folder, distribution_version
 from .manifest import find_damage, make_manifest, read_manifest
 from .root import cache_root, unusable
 from .scratch import folder_beside
@@ -217,11 +217,8 @@ def _damage(folder: Path) -> str | None:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    folders = {name: distribution_folder(name) for name in _LIBRARIES}
+    return {name: distribution_version(folder) for name, folder in folders.items() if folder is not None}
 
 
 @functools.cache

@@ -45,6 +45,7 @@ providers.kv providers.native
 providers.runners
 providers.ort
 providers.host
+providers.cuda
 providers.openvino
 providers.targets
 runtime.types runtime.process

@@ -120,9 +120,10 @@ class GgufFile:
                 name = f"model.layers.{layer}.{form.experts}.{index}.{form.expert_names[part]}.weight"
                 self._put(name, GgufTensor(data, one, None, 0.0))
                 names.append(name)
-        if len(which) == 1 and info.type_name in LAYOUTS:
+        if info.type_name in LAYOUTS:
+            module = "gate_up_proj" if len(which) > 1 else form.expert_names[which[0]]
             stack = GgufTensor(data, info, None, 0.0).stack(names)
-            self.stacks[f"model.layers.{layer}.{form.experts}.{form.expert_names[which[0]]}.weight"] = stack
+            self.stacks[f"model.layers.{layer}.{form.experts}.{module}.weight"] = stack
 
     def _module_tensors(self, data: OpenFile, info: TensorInfo) -> Iterator[tuple[str, GgufTensor]]:
         """Yield the tensors of modules in a stored one, and their names."""

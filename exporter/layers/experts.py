@@ -19,6 +19,10 @@ from .feed_forward import gated_linear_unit, gated_mlp
 from .projections import linear
 
 STACKS = ("gate_up_proj", "down_proj")
+# The activation functions of experts in stacks, by their names in configurations.
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "relu2": "relu2"} | dict.fromkeys(
+    ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu"
+)
 LATENT = ("fc1_latent_proj", "fc2_latent_proj")  # in front of experts and behind them
 
 
@@ -58,7 +62,7 @@ class SoftmaxRoute:
 
 @dataclass(frozen=True)
 class StackedForm:
-    """Gated experts whose matrices a file holds in stacks: gate, up and down of a layer's experts apart.
+    """Experts whose matrices a file holds in stacks: gate, up and down apart, or the first two as one.
 
     Args:
         module: the module of the stacks within the layer's; "" for the layer's own.
@@ -104,18 +108,22 @@ def sparse_mlp(
     size = experts.latent or hidden
     with net.scope(experts.scope):
         tokens = net.op("Reshape", x, net.ints(-1, hidden))
-        form = StackedForm() if expert is None and not experts.latent else stacked
+        form = StackedForm() if expert is None else stacked
         stacks = None if form is None else _stacks(net, experts, form)
-        if isinstance(route, SoftmaxRoute) and form is not None and stacks is not None:
-            mixed = _stacked_experts(net, tokens, route.scores(net, tokens, experts), stacks, experts, form)
+        routing: tuple[ir.Value, ...]
+        if stacks is not None and isinstance(route, SoftmaxRoute):
+            routing = (route.scores(net, tokens, experts),)  # the kernel computes the softmax
         else:
-            weights, chosen = route(net, tokens, experts)
-            if experts.latent:
-                tokens = linear(net, LATENT[0], tokens, hidden, size, bias=bias)
-            mixed = _single_experts(net, tokens, weights, chosen, experts, expert or _expert)
-            if experts.latent:
-                mixed = net.op("Reshape", mixed, net.ints(-1, size))
-                mixed = linear(net, LATENT[1], mixed, size, hidden, bias=bias)
+            routing = route(net, tokens, experts)
+        if experts.latent:
+            tokens = linear(net, LATENT[0], tokens, hidden, size, bias=bias)
+        if form is not None and stacks is not None:
+            mixed = _stacked_experts(net, tokens, routing, stacks, experts, form)
+        else:
+            mixed = _single_experts(net, tokens, routing, experts, expert or _expert)
+        if experts.latent:
+            mixed = net.op("Reshape", mixed, net.ints(-1, size))
+            mixed = linear(net, LATENT[1], mixed, size, hidden, bias=bias)
         mixed = net.op("Reshape", mixed, net.op("Shape", x))
         if not experts.shared:
             return mixed
@@ -125,12 +133,12 @@ def sparse_mlp(
 def _single_experts(
     net: Decoder,
     tokens: ir.Value,
-    weights: ir.Value,
-    chosen: ir.Value,
+    routing: tuple[ir.Value, ...],
     experts: ExpertsConfig,
     write: WriteExpert,
 ) -> ir.Value:
     """Write each expert; return the weighted sum of their results [tokens, 1, hidden]."""
+    weights, chosen = routing
     order, sizes = _sort_by_expert(net, chosen, experts.count)
     rows = net.op("Div", order, net.constant(experts.per_token, np.int64, "experts_per_token"))
     groups = net.ops("Split", net.op("Gather", tokens, rows), sizes, num_outputs=experts.count, axis=0)
@@ -144,25 +152,39 @@ def _single_experts(
 
 def _stacks(net: Decoder, experts: ExpertsConfig, form: StackedForm) -> dict[str, StoredStack] | None:
     """Return the stacks of gate, up and down by module; None unless the graph may take them as they are."""
-    hidden, width = net.config.hidden_size, experts.width
-    names = [f"{form.module}.{name}".lstrip(".") for name in experts.names]
-    weights = [net.qualified(f"{name}.weight") for name in names]
-    found = net.checkpoint.stacks(weights) if net.config.hidden_act in ("silu", "swish") else None
-    if found is None or found[0].type_name != found[1].type_name:
-        return None  # the kernels have one form for gate and up
-    shapes = [(experts.count, *shape) for shape in ((width, hidden), (width, hidden), (hidden, width))]
-    return dict(zip(names, found, strict=True)) if [stack.shape for stack in found] == shapes else None
+    if net.config.hidden_act not in _ACTIVATIONS:
+        return None
+    hidden, width = experts.latent or net.config.hidden_size, experts.width
+    *entering, down = (name for name in experts.names if name)
+    for apart in (entering, [STACKS[0]]):
+        names = [f"{form.module}.{name}".lstrip(".") for name in (*apart, down)]
+        stacks = net.checkpoint.stacks([net.qualified(f"{name}.weight") for name in names])
+        rows = width * len(entering) // len(apart)
+        shapes = [(experts.count, rows, hidden)] * len(apart) + [(experts.count, hidden, width)]
+        # The kernels have one form for gate and up.
+        if stacks and len({stack.type_name for stack in stacks[:-1]}) == 1:
+            return dict(zip(names, stacks, strict=True)) if [s.shape for s in stacks] == shapes else None
+    return None
 
 
 def _stacked_experts(
     net: Decoder,
     tokens: ir.Value,
-    scores: ir.Value,
+    routing: tuple[ir.Value, ...],
     stacks: Mapping[str, StoredStack],
     experts: ExpertsConfig,
     form: StackedForm,
 ) -> ir.Value:
-    """Write the experts as one node; return the weighted sum of their results [tokens, 1, hidden]."""
+    """Write the experts as one node; return the weighted sum of their results [tokens, 1, hidden].
+
+    Args:
+        net: the graph to write into.
+        tokens: [tokens, hidden].
+        routing: weights and indices of each token's experts; or the router's scores only.
+        stacks: gate, up and down by module.
+        experts: their number and sizes.
+        form: what ``stacks`` leave out.
+    """
     weights = [
         net.initializer(_floats_of(stack, net.qualified(f"{name}.weight"))) for name, stack in stacks.items()
     ]
@@ -173,16 +195,22 @@ def _stacked_experts(
         EXPERTS_DOMAIN,
         EXPERT_STACKS,
         tokens,
-        scores,
+        routing[0],
+        routing[1] if len(routing) > 1 else None,
         *weights,
         per_token=experts.per_token,
-        normalize=int(experts.normalize),
+        normalize=int(experts.normalize and len(routing) == 1),
+        activation=_ACTIVATIONS[net.config.hidden_act],
+        gated=int(bool(experts.names[0])),
         alpha=experts.alpha,
         beta=form.beta,
         limit=experts.limit,
         stored_bits=[stack.bits for stack in stacks.values()],
     )
-    mixed.dtype, mixed.shape = ir.DataType.FLOAT, ir.Shape([None, 1, net.config.hidden_size])
+    mixed.dtype, mixed.shape = (
+        ir.DataType.FLOAT,
+        ir.Shape([None, 1, experts.latent or net.config.hidden_size]),
+    )
     return mixed
 
 

@@ -26,7 +26,7 @@ from ..config import (
     with_defaults,
 )
 from ..decoder import Decoder
-from ..layers.experts import sparse_mlp, stacked_expert
+from ..layers.experts import StackedForm, sparse_mlp, stacked_expert
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULTS: RawConfig = {
@@ -260,7 +260,12 @@ def feed_forward(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
         return y
     weights, chosen = route(net, x, experts)
     tokens = layers.rms_norm(net, "pre_feedforward_layernorm_2", x)
-    mixed = sparse_mlp(net, tokens, experts, route=lambda *_: (weights, chosen), expert=stacked_expert)
+    mixed = sparse_mlp(
+        *(net, tokens, experts),
+        route=lambda *_: (weights, chosen),
+        expert=stacked_expert,
+        stacked=StackedForm(module=""),
+    )
     return net.op(
         "Add",
         layers.rms_norm(net, "post_feedforward_layernorm_1", y),

@@ -10,7 +10,7 @@ from ...errors import CheckpointError, UnsupportedModelError
 from .. import layers
 from ..config import DecoderConfig, ExpertsConfig, RawConfig, decoder_config, integer, number, with_defaults
 from ..decoder import Decoder
-from ..layers.experts import sparse_mlp
+from ..layers.experts import StackedForm, sparse_mlp
 from ..layers.mamba import mamba, mamba_config
 from .deepseek_v3 import route
 
@@ -132,7 +132,8 @@ def mixer(net: Decoder, layer: int, x: ir.Value) -> ir.Value:
     """Write the layer's part, of whatever kind."""
     c, experts = net.config, net.config.experts[layer]
     if experts is not None:
-        return sparse_mlp(net, x, experts, route=route, expert=expert, shared=shared_expert)
+        form = StackedForm()
+        return sparse_mlp(net, x, experts, route=route, expert=expert, stacked=form, shared=shared_expert)
     with net.scope("mixer"):
         if c.state(layer) is not None:
             return mamba(net, layer, x)

@@ -282,8 +282,8 @@ class SingleExpert(ExpertPart):
 
     def weights(self, graph: ir.Graph, before: ir.Node) -> list[ExpertWeights]:
         """Return the expert's weights."""
-        gate, up, down = ((layer.weight, layer.bias) for layer in self._expert.layers)
-        return [ExpertWeights(gate, up, down)]
+        gate, *up, down = ((layer.weight, layer.bias) for layer in self._expert.layers)
+        return [ExpertWeights(gate, up[0] if up else None, down)]
 
 
 def expert_parts(graph: ir.Graph) -> dict[ir.Value, ExpertPart]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ..graph.edit import constant, sole_consumer, weight
+from ..graph.edit import constant, sole_consumer, text_attribute, weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Activation:
     [-limit, limit].
 
     Args:
-        name: "silu", which is g * sigmoid(alpha * g); "gelu", with tanh; "relu"; or "identity".
+        name: "silu", which is g * sigmoid(alpha * g); "gelu", with tanh; "relu"; "relu2", its square; or
+            "identity".
         alpha: factor inside of "silu".
         beta: added to u.
         limit: infinite for no clipping.
@@ -53,17 +54,37 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The layers of one expert: down(act(gate(x)) * up(x))."""
+    """The layers of one expert: down(act(gate(x)) * up(x)), or down(act(gate(x))) if ``up`` is None."""
 
     gate: Linear
-    up: Linear
+    up: Linear | None
     down: Linear
     activation: Activation
 
     @property
-    def layers(self) -> tuple[Linear, Linear, Linear]:
-        """Gate, up and down."""
-        return self.gate, self.up, self.down
+    def entering(self) -> tuple[Linear, ...]:
+        """The layers that read the tokens: gate, and up if there is one."""
+        return (self.gate,) if self.up is None else (self.gate, self.up)
+
+    @property
+    def layers(self) -> tuple[Linear, ...]:
+        """Gate, up if there is one, and down."""
+        return *self.entering, self.down
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxRouter:
+    """A choice of the experts of the largest scores, weighted by their softmax.
+
+    Args:
+        scores: the router's logits [tokens, experts].
+        probabilities: the softmax of ``scores``.
+        normalize: whether the routing weights of a token are scaled to sum to 1.
+    """
+
+    scores: ir.Value
+    probabilities: ir.Value
+    normalize: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +93,19 @@ class Mixture:
 
     Args:
         tokens: [tokens, hidden].
-        scores: the router's logits [tokens, experts].
-        probabilities: the softmax of ``scores``.
+        chosen: the experts of each token, int64 [tokens, per_token].
+        weights: their routing weights [tokens, per_token].
         per_token: number of experts per token (top-k).
-        normalize: whether the routing weights of a token are scaled to sum to 1.
+        router: how ``chosen`` and ``weights`` are computed, if by a softmax; None for any other nodes.
         experts: all experts, in the router's order.
         result: the weighted sum of the experts' results, [tokens, 1, hidden].
     """
 
     tokens: ir.Value
-    scores: ir.Value
-    probabilities: ir.Value
+    chosen: ir.Value
+    weights: ir.Value
     per_token: int
-    normalize: bool
+    router: SoftmaxRouter | None
     experts: tuple[Expert, ...]
     result: ir.Value
 
@@ -97,26 +118,34 @@ def find_mixture(split: ir.Node) -> Mixture | str | None:
     """
     copies = _made_by(split.inputs[0], "Gather")
     ranks = _made_by(copies.inputs[1], "Div") if copies is not None else None
-    choice = _behind(ranks.inputs[0], "TopK", "Reshape", "TopK") if ranks is not None else None
-    softmax = _behind(choice.inputs[0], "Softmax") if choice is not None else None
-    if copies is None or choice is None:
+    flat = _behind(ranks.inputs[0], "TopK", "Reshape") if ranks is not None else None
+    if copies is None or ranks is None or flat is None:
         return None
-    if softmax is None:
-        return "its experts are not selected by a softmax"
-    asked = constant(choice.inputs[1])
-    tokens, scores = copies.inputs[0], _uncast(softmax.inputs[0])
-    if asked is None or tokens is None or scores is None:
+    asked, tokens, chosen = constant(ranks.inputs[1]), copies.inputs[0], flat.inputs[0]
+    if asked is None or tokens is None or chosen is None:
         return "the number of experts per token is not constant"
     found = [_expert(group) for group in split.outputs]
     experts = [expert for expert in found if isinstance(expert, Expert)]
     if len(experts) < len(found):
         return next(reason for reason in found if isinstance(reason, str))
     mix = _mixing_product([expert.down.output for expert in experts])
-    normalize = _is_normalized(mix.inputs[0], choice.outputs[0]) if mix is not None else None
-    if mix is None or normalize is None:
+    spread = _made_by(mix.inputs[0], "Unsqueeze") if mix is not None else None
+    weights = spread.inputs[0] if spread is not None else None
+    if mix is None or weights is None:
         return "its experts' results are not sorted back and weighted as in the canonical form"
-    probabilities, per_token = softmax.outputs[0], int(np.asarray(asked).item())
-    return Mixture(tokens, scores, probabilities, per_token, normalize, tuple(experts), mix.outputs[0])
+    per_token, router = int(np.asarray(asked).item()), _softmax_router(chosen, weights)
+    return Mixture(tokens, chosen, weights, per_token, router, tuple(experts), mix.outputs[0])
+
+
+def _softmax_router(chosen: ir.Value, weights: ir.Value) -> SoftmaxRouter | None:
+    """Return the router whose softmax makes the choice and its weights, None if other nodes do."""
+    choice = _made_by(_uncast(chosen), "TopK")
+    softmax = _behind(choice.inputs[0], "Softmax") if choice is not None else None
+    scores = _uncast(softmax.inputs[0]) if softmax is not None else None
+    if choice is None or softmax is None or scores is None:
+        return None
+    normalize = _is_normalized(weights, choice.outputs[0])
+    return None if normalize is None else SoftmaxRouter(scores, softmax.outputs[0], normalize)
 
 
 def gated_mlp(sigmoid: ir.Node) -> Expert | None:
@@ -132,15 +161,42 @@ def gated_mlp(sigmoid: ir.Node) -> Expert | None:
     shifted, beta = _with_constant(other, "Add", 0.0)
     (gate_output, gate_limits), (up_output, up_limits) = _clipped(gated), _clipped(shifted)
     gate, up, limit = _linear_before(gate_output), _linear_before(up_output), gate_limits[1]
-    if (gate_limits, up_limits) != ((-math.inf, limit), (-limit, limit)):
+    if up is None or (gate_limits, up_limits) != ((-math.inf, limit), (-limit, limit)):
         return None
+    return _of_layers(gate, up, product, Activation("silu", alpha, beta, limit))
+
+
+def _gelu_mlp(gelu: ir.Node) -> Expert | None:
+    """Return the gated MLP with this activation function, None if there is none."""
+    product = sole_consumer(gelu.outputs[0])
+    if text_attribute(gelu, "approximate", "none") != "tanh" or product is None or product.op_type != "Mul":
+        return None
+    other = next((value for value in product.inputs if value is not gelu.outputs[0]), None)
+    up = _linear_before(other)
+    return None if up is None else _of_layers(_linear_before(gelu.inputs[0]), up, product, Activation("gelu"))
+
+
+def _relu2_mlp(relu: ir.Node) -> Expert | None:
+    """Return the MLP without a gate whose activation is the square of ``relu``, None if there is none."""
+    positive = relu.outputs[0]
+    square = next(iter({use.node for use in positive.uses()}), None)
+    if square is None or square.op_type != "Mul" or list(square.inputs) != [positive, positive]:
+        return None
+    return _of_layers(_linear_before(relu.inputs[0]), None, square, Activation("relu2"))
+
+
+def _of_layers(
+    gate: Linear | None, up: Linear | None, product: ir.Node, activation: Activation
+) -> Expert | None:
+    """Return the expert whose down projection reads ``product``, None if it is none."""
     consumer = sole_consumer(product.outputs[0])
     down = _linear(consumer) if consumer is not None and consumer.op_type == "MatMul" else None
-    if gate is None or up is None or down is None:
+    if gate is None or down is None or down.x is not product.outputs[0]:
         return None
-    if gate.x is not up.x or down.x is not product.outputs[0]:
-        return None
-    return Expert(gate, up, down, Activation("silu", alpha, beta, limit))
+    return None if up is not None and gate.x is not up.x else Expert(gate, up, down, activation)
+
+
+_MLPS = {"Sigmoid": gated_mlp, "Gelu": _gelu_mlp, "Relu": _relu2_mlp}
 
 
 def _with_constant(value: ir.Value | None, op_type: str, neutral: float) -> tuple[ir.Value | None, float]:
@@ -191,25 +247,25 @@ def _linear(product: ir.Node) -> Linear:
 
 
 def _expert(group: ir.Value) -> Expert | str:
-    """Return the expert that reads ``group``, or why it is not a gated MLP."""
+    """Return the expert that reads ``group``, or why it is not an MLP."""
     readers = [use.node for use in group.uses()]
-    if len(readers) != 2 or any(node.op_type != "MatMul" for node in readers):
-        return "an expert is not a gated MLP"
+    if len(readers) > 2 or any(node.op_type != "MatMul" for node in readers):
+        return "an expert is not an MLP of two or three products"
     for reader in readers:
-        for sigmoid in _sigmoids_after(_linear(reader).output):
-            found = gated_mlp(sigmoid)
-            if found is not None:
+        for node in _activations_after(_linear(reader).output):
+            found = _MLPS[node.op_type](node)
+            if found is not None and len(found.entering) == len(readers):
                 return found
-    return "an expert's activation is not SiLU"
+    return "an expert's activation is not SiLU, GELU (tanh) or a squared ReLU"
 
 
-def _sigmoids_after(value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the Sigmoid nodes that read ``value``, possibly clipped and scaled."""
+def _activations_after(value: ir.Value) -> Iterator[ir.Node]:
+    """Yield the nodes of activation functions that read ``value``, possibly clipped and scaled."""
     for node in (use.node for use in value.uses()):
-        if node.op_type == "Sigmoid":
+        if node.op_type in _MLPS:
             yield node
         elif node.op_type in ("Clip", "Mul"):
-            yield from _sigmoids_after(node.outputs[0])
+            yield from _activations_after(node.outputs[0])
 
 
 def _mixing_product(results: list[ir.Value]) -> ir.Node | None:
@@ -225,10 +281,9 @@ def _mixing_product(results: list[ir.Value]) -> ir.Node | None:
     return node
 
 
-def _is_normalized(weights: ir.Value | None, chosen: ir.Value) -> bool | None:
+def _is_normalized(weights: ir.Value, chosen: ir.Value) -> bool | None:
     """Return True if ``weights`` is ``chosen`` divided by its sum, False if it is ``chosen``, else None."""
-    spread = _behind(weights, "Unsqueeze")
-    plain = _uncast(spread.inputs[0]) if spread is not None else None
+    plain = _uncast(weights)
     if plain is chosen:
         return False
     share = _made_by(plain, "Div")

@@ -47,6 +47,7 @@ _TYPES: Mapping[str, Any] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(bfloat16)": ml_dtypes.bfloat16,
+    "tensor(float8e4m3fn)": ml_dtypes.float8_e4m3fn,
     "tensor(int8)": np.int8,
     "tensor(uint8)": np.uint8,
 }

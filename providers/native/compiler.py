@@ -47,6 +47,8 @@ _SHARED = (
     "chain_operator",
     "ranks",
     "ranks_operator",
+    "cuda_driver",
+    "cuda_operators",
     "entry",
     "portable",
     "rounding",
@@ -183,6 +185,8 @@ def _build(
         if sys.platform == "linux" and "ziglang" not in compiler
         else []
     )
+    if sys.platform == "linux":
+        static.append("-ldl")  # of C libraries before glibc 2.34
     output_of([*compiler, "-shared", *static, *extra, *objects, "-o", str(out)], "linking")
     if not out.is_file():
         raise CompilerError(f"the compiler {shlex.join(compiler)} made no file")

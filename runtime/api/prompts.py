@@ -41,12 +41,14 @@ class ChatPrompt:
         new_parser: returns a parser of an answer; None if all of it is content.
         frame: what is around a structured output, or which calls the answer must hold.
         images: its pictures; None for none.
+        resumption: lengths at which later prompts may leave it, as ``Request`` takes them.
     """
 
     token_ids: list[int]
     new_parser: Callable[[], MessageParser | None]
     frame: AnswerFrame | None = None
     images: PromptImages | None = None
+    resumption: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

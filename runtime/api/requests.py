@@ -33,6 +33,7 @@ from .prompts import ChatPrompt as ChatPrompt
 from .prompts import EncodedPrompt, PromptReader, encoder_of, images_of, plain_prompt
 from .prompts import PooledPrompt as PooledPrompt
 from .prompts import Prompt as Prompt
+from .resumption import Resumption
 from .sight import Sight
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class RequestFactory:
         if model.tokenizer is not None:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
         stated = None if model.tokenizer is None else model.tokenizer.config.get("response_template")
+        # Only states are kept at some lengths; KV can be cut at any.
+        self._resumption = (
+            Resumption(functools.partial(self.encode, add_special_tokens=False)) if info.state_bytes else None
+        )
         self._formats = AnswerFormats(model.chat_template, special, stated)
 
     @property
@@ -133,6 +138,7 @@ class RequestFactory:
             "streamed": streamed,
             "pin_seconds": pin_seconds,
             "images": images_of(prompt),
+            "resumption": prompt.resumption if isinstance(prompt, ChatPrompt) else (),
             "encoder": encoder_of(prompt),
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
@@ -292,7 +298,10 @@ class RequestFactory:
         whole = tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)]
         prompt = ChatPrompt(whole, new_parser, frame)
         if not pictures:
-            return prompt
+            if self._resumption is None or not isinstance(messages, Sequence):
+                return prompt
+            lengths = self._resumption.lengths(marked_messages, rendered, mark, whole, render)
+            return dataclasses.replace(prompt, resumption=lengths)
         self.token_ids(prompt)  # a prompt that is too long is refused before its pictures are computed
         return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures, image_salt))
 

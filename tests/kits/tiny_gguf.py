@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,20 @@ def write_gguf(
     return held
 
 
-def rewrite(source: Path, target: Path, metadata: dict[str, Any]) -> None:
-    """Write a file again with other values of keys, without the prefix; None leaves one out."""
+def rewrite(
+    source: Path,
+    target: Path,
+    metadata: dict[str, Any],
+    change: Callable[[gguf.ReaderTensor], tuple[npt.NDArray[Any], GGMLQuantizationType]] | None = None,
+) -> None:
+    """Write a file again with other values of keys, without the prefix; None leaves one out.
+
+    Args:
+        source: the file.
+        target: the one to write.
+        metadata: values by key.
+        change: returns the data and the type of a tensor; by default its own.
+    """
     reader = gguf.GGUFReader(source)
     name = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(target, name)
@@ -122,11 +135,47 @@ def rewrite(source: Path, target: Path, metadata: dict[str, Any]) -> None:
     for key, value in metadata.items():
         _set(writer, f"{name}.{key}", value)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        data, kind = (tensor.data, tensor.tensor_type) if change is None else change(tensor)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def widen_experts(source: Path, target: Path, entering: str, leaving: str, *, times: int) -> None:
+    """Write a file again with wider experts, whose matrices are repeated, in blocks.
+
+    Args:
+        source: a file with experts in floats.
+        target: the one to write.
+        entering: the type of gate and up.
+        leaving: the type of down.
+        times: how often each matrix is repeated.
+    """
+    keys = gguf.GGUFReader(source).fields
+    name = str(keys["general.architecture"].contents())
+    own = f"{name}.expert_feed_forward_length"
+    # Mixtures without dense layers have one width.
+    ends = (
+        own if own in keys else f"{name}.feed_forward_length",
+        f"{name}.expert_shared_feed_forward_length",
+    )
+
+    def change(tensor: gguf.ReaderTensor) -> tuple[npt.NDArray[Any], GGMLQuantizationType]:
+        routed = tensor.name.endswith("_exps.weight")
+        if not routed and not re.search(r"_(gate|up|down)_shexp\.weight", tensor.name):
+            return tensor.data, tensor.tensor_type
+        floats, down = gguf.dequantize(tensor.data, tensor.tensor_type), "_down_" in tensor.name
+        wide = np.concatenate([floats] * times, axis=-1 if down else -2)
+        if "_gate_up_" in tensor.name:  # gate above up
+            gate, up = np.split(floats, 2, axis=-2)
+            wide = np.concatenate([gate] * times + [up] * times, axis=-2)
+        kind = GGMLQuantizationType[(leaving if down else entering) if routed else "F32"]
+        return quantize(wide / np.float32(times if down else 1), kind), kind
+
+    changed = {key.removeprefix(f"{name}."): times * int(keys[key].contents()) for key in ends if key in keys}
+    rewrite(source, target, changed, change)
 
 
 def embedding(rows: int) -> Any:

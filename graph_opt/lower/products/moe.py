@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ...experts.mixture import Activation, Expert, Mixture, find_mixture
+from ...experts.mixture import Activation, Expert, Mixture, SoftmaxRouter, find_mixture
 from ...graph.edit import (
     MICROSOFT,
     add_initializer,
@@ -54,14 +54,21 @@ class FusedExpertsPass(GraphPass):
             found = find_mixture(node)
             if found is None:
                 continue
-            reason = found if isinstance(found, str) else self._fuse(graph, found)
+            if isinstance(found, str):
+                reason: str | None = found
+            elif found.router is None:
+                reason = "its experts are not selected by a softmax"
+            else:
+                reason = self._fuse(graph, found, found.router)
             if reason is None:
                 self.fired += 1
             else:
                 self.refuse(node, reason)
 
-    def _fuse(self, graph: ir.Graph, mixture: Mixture) -> str | None:
+    def _fuse(self, graph: ir.Graph, mixture: Mixture, router: SoftmaxRouter) -> str | None:
         """Replace the mixture; return the reason if that is not possible."""
+        if any(expert.up is None or expert.activation.name != "silu" for expert in mixture.experts):
+            return "its experts' activation is not a gated SiLU"
         operands = [layer.weight for expert in mixture.experts for layer in expert.layers]
         if len({_traits(expert) for expert in mixture.experts}) > 1:
             return "the experts have different activations, or only some have biases"
@@ -71,14 +78,14 @@ class FusedExpertsPass(GraphPass):
                 return "the target has no MoE for float weights that is faster than separate experts"
             first, second = _stacked(graph, mixture, [[transpose(tensor)] for tensor in floats])
             biases = _biases(graph, mixture)
-            _replace(graph, mixture, "MoE", [first[0], biases[0], second[0], biases[1]], {})
+            _replace(graph, mixture, router, "MoE", [first[0], biases[0], second[0], biases[1]], {})
             return None
         blocked = [expert for value in operands if isinstance(expert := blocked_weight(value), BlockedWeight)]
         reason = self._misfit(blocked, len(operands))
         if reason is None:
             stacks = _stacked(graph, mixture, [packed_tensors(expert) for expert in blocked])
-            inputs = self._operands(mixture, *stacks, _biases(graph, mixture))
-            _replace(graph, mixture, "QMoE", inputs, self._attributes(blocked[0]))
+            inputs = self._operands(router, *stacks, _biases(graph, mixture))
+            _replace(graph, mixture, router, "QMoE", inputs, self._attributes(blocked[0]))
         return reason
 
     def _misfit(self, weights: Sequence[BlockedWeight], products: int) -> str | None:
@@ -111,19 +118,18 @@ class FusedExpertsPass(GraphPass):
         return attributes | ({"weights_prepacked": 0} if self.kernels.raw_weights else {})
 
     def _operands(
-        self, mixture: Mixture, first: list[ir.Value], second: list[ir.Value], biases: _Operands
+        self, router: SoftmaxRouter, first: list[ir.Value], second: list[ir.Value], biases: _Operands
     ) -> _Operands:
         points = [stack[2] if len(stack) > 2 else None for stack in (first, second)]
         operands: _Operands = [*first[:2], biases[0], *second[:2], biases[1], None, None, None, *points]
-        if self.kernels.router_weights and not mixture.normalize:
-            operands += [None] * (_ROUTER_WEIGHTS - 2 - len(operands)) + [mixture.probabilities]
+        if self.kernels.router_weights and not router.normalize:
+            operands += [None] * (_ROUTER_WEIGHTS - 2 - len(operands)) + [router.probabilities]
         return operands
 
 
 def _traits(expert: Expert) -> tuple[object, ...]:
     """Return a key that must be equal for all experts of one operator."""
-    has_bias = [layer.bias is not None for layer in expert.layers]
-    return expert.activation, has_bias[0], has_bias[1], has_bias[2]
+    return expert.activation, *(layer.bias is not None for layer in expert.layers)
 
 
 def _activation(activation: Activation) -> dict[str, float]:
@@ -191,7 +197,12 @@ def _stack(experts: Sequence[Sequence[ir.TensorProtocol]]) -> ir.LazyTensor:
 
 
 def _replace(
-    graph: ir.Graph, mixture: Mixture, op_type: str, operands: _Operands, attributes: Mapping[str, int]
+    graph: ir.Graph,
+    mixture: Mixture,
+    router: SoftmaxRouter,
+    op_type: str,
+    operands: _Operands,
+    attributes: Mapping[str, int],
 ) -> None:
     mix = mixture.result.producer()
     if mix is None:
@@ -200,18 +211,13 @@ def _replace(
         "k": mixture.per_token,
         "activation_type": "swiglu",
         "swiglu_fusion": 1,
-        "normalize_routing_weights": int(mixture.normalize),
+        "normalize_routing_weights": int(router.normalize),
         **_activation(mixture.experts[0].activation),
     }
-    inputs = [mixture.tokens, mixture.scores, *operands]
+    inputs = [mixture.tokens, router.scores, *operands]
     fused = insert(mix, op_type, inputs, {**common, **attributes}, domain=MICROSOFT)
     fused.name = mix.name
-    replace_mixture(graph, mixture, fused.outputs[0])
-
-
-def replace_mixture(graph: ir.Graph, mixture: Mixture, by_token: ir.Value) -> None:
-    """Replace a mixture by the result [tokens, hidden] of another operator."""
-    replace_result(graph, mixture.result, by_token)
+    replace_result(graph, mixture.result, fused.outputs[0])
 
 
 def replace_result(graph: ir.Graph, result: ir.Value, by_token: ir.Value) -> None:

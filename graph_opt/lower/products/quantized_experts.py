@@ -1,8 +1,9 @@
 """Lower a mixture of experts on blocked weights to carryall's own kernels.
 
-    QuantizedExperts(x, scores, tiles of gate and up, tiles of down, biases)
+    QuantizedExperts(x, scores, tiles of gate and up, tiles of down, biases, chosen)
 
-It routes tokens by their scores as the canonical mixture does, and computes the tokens of an expert together.
+It computes the tokens of an expert together. Routed by a softmax, it chooses the experts itself, by the
+router's logits; otherwise other nodes choose them and compute their weights, which are then its scores.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from ....contract import EXPERT_STACKS, EXPERTS_DOMAIN
 from ....errors import GraphError
 from ....storage.stored_tensor import StoredStack
 from ...experts.mixture import Activation, Expert, Linear, Mixture, find_mixture
-from ...graph.edit import add_initializer, float_attribute, insert, int_attribute, nodes_of, weight
+from ...graph.edit import (
+    add_initializer,
+    float_attribute,
+    insert,
+    int_attribute,
+    nodes_of,
+    text_attribute,
+    weight,
+)
 from ...graph.lazy import STORED, Array, SlabTensor, concat_last, lazy, shape_of
 from ...passes.base import GraphPass
 from ..kernels import TilePacker
 from .blocked_weight import BlockedWeight
-from .moe import replace_mixture, replace_result
+from .moe import replace_result
 from .quantized_linear import DOMAIN, stored_attributes, tiled_weight, weight_tiles
 from .stored_tiles import FORMS, stacked_tiles
 from .tiles import BLOCKS, COLUMNS, LAYOUT
 
 _Found = tuple[BlockedWeight, ir.TensorProtocol | None]
+_ACTIVATIONS = {"silu": 0, "gelu": 1, "relu2": 2}  # of the operator
 
 
 class QuantizedExpertsPass(GraphPass):
@@ -76,24 +86,27 @@ def _misfit(mixture: Mixture, stored: TilePacker | None) -> str | None:
                 f"the kernels have no blocks of {expert.block_size} on axis {expert.axis} "
                 f"with scales of {scales}"
             )
-    for places in (0, 1), (2,):
-        pairs = [pair for place in places for pair in _blocked(mixture.experts, place)]
+    entering = [_blocked(expert.entering) for expert in mixture.experts]
+    for pairs in _joined(entering), _blocked([expert.down for expert in mixture.experts]):
         if len({tuple(_tiles(pair, stored)[1].items()) for pair in pairs}) > 1:
             return "the experts' weights differ in bits, block size or zero points"
-    if (
-        len({expert.activation for expert in mixture.experts}) > 1
-        or mixture.experts[0].activation.name != "silu"
-    ):
-        return "the experts do not have one activation, which is SiLU"
-    if len({expert.outputs for expert, _ in _blocked(mixture.experts, 0) + _blocked(mixture.experts, 1)}) > 1:
+    if len({(expert.activation, expert.up is None) for expert in mixture.experts}) > 1:
+        return "the experts do not have one activation"
+    if len({expert.outputs for expert, _ in _joined(entering)}) > 1:
         return "the experts differ in size"
+    if any(value.dtype not in (None, ir.DataType.FLOAT) for value in (mixture.tokens, mixture.weights)):
+        return "its tokens or routing weights are not float32"
     return None
 
 
-def _blocked(experts: Sequence[Expert], place: int) -> list[_Found]:
-    """Return the weight of gate (0), up (1) or down (2) of each expert."""
-    found = [tiled_weight(one.layers[place].weight) for one in experts]
+def _blocked(layers: Sequence[Linear]) -> list[_Found]:
+    """Return the weight of each layer."""
+    found = [tiled_weight(layer.weight) for layer in layers]
     return [(one, minima) for one, minima in found if isinstance(one, BlockedWeight)]
+
+
+def _joined(experts: Sequence[Sequence[_Found]]) -> list[_Found]:
+    return [pair for pairs in experts for pair in pairs]
 
 
 def _tiles(pair: _Found, stored: TilePacker | None) -> tuple[ir.LazyTensor, dict[str, int]]:
@@ -101,37 +114,61 @@ def _tiles(pair: _Found, stored: TilePacker | None) -> tuple[ir.LazyTensor, dict
 
 
 def _lower(graph: ir.Graph, mixture: Mixture, stored: TilePacker | None) -> None:
-    gate, up, down = (_blocked(mixture.experts, place) for place in range(3))
-    first, _ = gate[0]
+    experts = mixture.experts
+    gates, downs = ([_blocked(layers) for layers in ends] for ends in zip(*map(_ends, experts), strict=True))
+    (first, _), (last, _) = gates[0][0], downs[0][0]
     attributes = _attributes(
-        (len(mixture.experts), first.outputs, first.inputs),
-        (mixture.per_token, mixture.normalize),
-        (_tiles(gate[0], stored)[1], _tiles(down[0], stored)[1]),
-        mixture.experts[0].activation,
+        (len(experts), first.outputs, first.inputs),
+        (mixture.per_token, mixture.router is not None and mixture.router.normalize),
+        (_tiles(gates[0][0], stored)[1], _tiles(downs[0][0], stored)[1]),
+        experts[0].activation,
+        gated=experts[0].up is not None,
     )
-    name = down[0][0].stem
-    pairs = [[*pair] for pair in zip(gate, up, strict=True)]
-    entering = add_initializer(graph, f"{name}.experts_in.tiles", _stacked(pairs, stored))
-    leaving = add_initializer(graph, f"{name}.experts_out.tiles", _stacked([[one] for one in down], stored))
-    biases = [
-        _biases(graph, f"{name}.experts_in.bias", [one.layers[:2] for one in mixture.experts], COLUMNS),
-        _biases(graph, f"{name}.experts_out.bias", [one.layers[2:] for one in mixture.experts], 1),
+    name = last.stem
+    tiles = [
+        add_initializer(graph, f"{name}.experts_in.tiles", _stacked(gates, stored)),
+        add_initializer(graph, f"{name}.experts_out.tiles", _stacked(downs, stored)),
     ]
-    operands = [mixture.tokens, mixture.scores, entering, leaving, *biases]
-    while operands[-1] is None:
-        operands.pop()
+    biases = [
+        _biases(graph, f"{name}.experts_in.bias", [expert.entering for expert in experts], COLUMNS),
+        _biases(graph, f"{name}.experts_out.bias", [[expert.down] for expert in experts], 1),
+    ]
+    scores, chosen = (
+        (mixture.weights, mixture.chosen) if mixture.router is None else (mixture.router.scores, None)
+    )
+    operands = _operands(mixture.tokens, scores, tiles, biases, chosen)
     before = mixture.result.producer()
     if before is None:
         raise AssertionError("unreachable: the result is that of a MatMul")
     lowered = insert(before, "QuantizedExperts", operands, attributes, domain=DOMAIN)
     lowered.name = before.name
-    replace_mixture(graph, mixture, lowered.outputs[0])
+    replace_result(graph, mixture.result, lowered.outputs[0])
+
+
+def _ends(expert: Expert) -> tuple[Sequence[Linear], Sequence[Linear]]:
+    """Return the layers into an expert and the one out of it."""
+    return expert.entering, [expert.down]
+
+
+def _operands(
+    tokens: ir.Value | None,
+    scores: ir.Value | None,
+    tiles: Sequence[ir.Value],
+    biases: Sequence[ir.Value | None],
+    chosen: ir.Value | None,
+) -> list[ir.Value | None]:
+    """Return the inputs of the operator, without those behind the last that there is."""
+    operands = [tokens, scores, *tiles, *biases, chosen]
+    while operands[-1] is None:
+        operands.pop()
+    return operands
 
 
 def _lower_stacks(graph: ir.Graph, node: ir.Node, stored: TilePacker | None) -> None:
     """Lower a node of ``EXPERT_STACKS``, whose result is [tokens, 1, hidden]."""
-    tokens, scores, *rest = node.inputs
-    stacks, biases = rest[:3], [tensor for bias in rest[3:] if (tensor := weight(bias)) is not None]
+    tokens, scores, chosen, *rest = node.inputs
+    count = len(node.attributes["stored_bits"].as_ints())
+    stacks, added = rest[:count], [tensor for bias in rest[count:] if (tensor := weight(bias)) is not None]
     tensors = [tensor for stack in stacks if (tensor := weight(stack)) is not None]
     blocks = [stack for tensor in tensors if isinstance(stack := tensor.meta.get(STORED), StoredStack)]
     if (
@@ -140,33 +177,32 @@ def _lower_stacks(graph: ir.Graph, node: ir.Node, stored: TilePacker | None) -> 
         or not {stack.type_name for stack in blocks} <= FORMS.keys()
     ):
         raise GraphError(f"{node.name} has stacks of experts, whose blocks the target does not take")
-    gate, up, down = blocks
-    count, width, hidden = gate.shape
+    *gates, down = blocks
+    experts, hidden, width = down.shape
     attributes = _attributes(
-        (count, width, hidden),
+        (experts, width, hidden),
         (int_attribute(node, "per_token", 1), bool(int_attribute(node, "normalize", 0))),
-        (stored_attributes(gate.type_name), stored_attributes(down.type_name)),
+        (stored_attributes(gates[0].type_name), stored_attributes(down.type_name)),
         Activation(
+            text_attribute(node, "activation", "silu"),
             alpha=float_attribute(node, "alpha", 1.0),
             beta=float_attribute(node, "beta", 0.0),
             limit=float_attribute(node, "limit", math.inf),
         ),
+        gated=bool(int_attribute(node, "gated", 1)),
     )
-    name = str(stacks[2] and stacks[2].name)
-    entering = stacked_tiles([gate, up], stored)
-    leaving = stacked_tiles([down], stored)
-    operands = [
-        tokens,
-        scores,
-        add_initializer(graph, f"{name}.experts_in.tiles", entering),
-        add_initializer(graph, f"{name}.experts_out.tiles", leaving),
+    name = str(stacks[-1] and stacks[-1].name)
+    tiles = [
+        add_initializer(graph, f"{name}.experts_in.tiles", stacked_tiles(gates, stored)),
+        add_initializer(graph, f"{name}.experts_out.tiles", stacked_tiles([down], stored)),
     ]
-    if biases:
-        both = concat_last(biases[:2])
-        operands += [
-            add_initializer(graph, f"{name}.experts_in.bias", both),
-            add_initializer(graph, f"{name}.experts_out.bias", biases[2]),
+    biases: list[ir.Value | None] = [None, None]
+    if added:
+        biases = [
+            add_initializer(graph, f"{name}.experts_in.bias", concat_last(added[:-1])),
+            add_initializer(graph, f"{name}.experts_out.bias", added[-1]),
         ]
+    operands = _operands(tokens, scores, tiles, biases, chosen)
     lowered = insert(node, "QuantizedExperts", operands, attributes, domain=DOMAIN)
     lowered.name = node.name
     replace_result(graph, node.outputs[0], lowered.outputs[0])
@@ -177,14 +213,17 @@ def _attributes(
     routing: tuple[int, bool],
     forms: tuple[Mapping[str, int], Mapping[str, int]],
     activation: Activation,
+    *,
+    gated: bool,
 ) -> dict[str, int | float]:
     """Return the attributes of the operator.
 
     Args:
         sizes: number of experts, their width, and the hidden size.
-        routing: the number of a token's experts, and whether its weights are scaled to sum to 1.
+        routing: the number of a token's experts, and whether their softmax is scaled to sum to 1.
         forms: ``form_attributes`` of the weights into the experts and out of them.
         activation: the function between.
+        gated: whether it is multiplied by an up projection.
     """
     return {
         "layout": LAYOUT,
@@ -195,6 +234,8 @@ def _attributes(
         "width": sizes[1],
         **forms[0],
         **{f"out_{name}": value for name, value in forms[1].items()},
+        "activation": _ACTIVATIONS[activation.name],
+        "gated": int(gated),
         "alpha": activation.alpha,
         "beta": activation.beta,
         "limit": activation.limit,

@@ -110,9 +110,9 @@ def _mixtures(graph: ir.Graph) -> dict[ir.Value, tuple[ir.Value, ...]]:
     found = [find_mixture(node) for node in nodes_of(graph, "Split")]
     mixtures = [(one, sole_consumer(one.result)) for one in found if isinstance(one, Mixture)]
     return {
-        reshape.outputs[0]: (one.tokens, one.scores)
+        reshape.outputs[0]: (one.tokens, one.router.scores)
         for one, reshape in mixtures
-        if reshape is not None and reshape.op_type == "Reshape"
+        if one.router is not None and reshape is not None and reshape.op_type == "Reshape"
     }
 
 

@@ -75,12 +75,12 @@ class FuseExpertsPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Try every TopK of the scores of a MatMul or Gemm, or of their softmax."""
         mixtures = [find_mixture(node) for node in nodes_of(graph, "Split")]
-        done = {one.probabilities for one in mixtures if isinstance(one, Mixture)}
+        done = {one.chosen for one in mixtures if isinstance(one, Mixture)}
         parts = expert_parts(graph)
         nodes = list(graph)
         places = {node: place for place, node in enumerate(nodes)}
         for node in nodes_of(graph, "TopK"):
-            routing = _routing(node) if parts and node.inputs[0] not in done else None
+            routing = _routing(node) if parts and node.outputs[1] not in done else None
             if routing is None:
                 continue
             first = routing.tokens.producer()

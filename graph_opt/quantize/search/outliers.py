@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ...experts.mixture import Mixture, find_mixture
 from ...graph.edit import nodes_of, weight
 
 Peak = Callable[[ir.TensorProtocol], float]
@@ -41,13 +42,15 @@ def sensitive_weights(graph: ir.Graph, peak_of: Peak = peak) -> list[ir.Value]:
     """Return the weights that should keep 8 bits where the others get 4.
 
     Keys and values of grouped heads, and of the feed-forward outputs a quarter: the first, the last, and
-    those with the greatest peaks. The number of weights does not depend on their content.
+    those with the greatest peaks. The experts of a mixture are one such output, since kernels compute them
+    together where they have one form. The number of weights of a decoder does not depend on their content.
 
     Args:
         graph: a portable float graph.
         peak_of: the order of feed-forward outputs, which reads each of them once.
     """
-    return [*dict.fromkeys([*_keys_and_values(graph), *_outlying(_outputs(graph), peak_of)])]
+    chosen = (source for sources in _outlying(_outputs(graph), peak_of) for source in sources)
+    return [*dict.fromkeys([*_keys_and_values(graph), *chosen])]
 
 
 def _keys_and_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -60,19 +63,30 @@ def _keys_and_values(graph: ir.Graph) -> Iterator[ir.Value]:
                     yield source
 
 
-def _outputs(graph: ir.Graph) -> list[ir.Value]:
-    """Return the weights of products whose input is a pointwise function of other products."""
-    return [
+def _outputs(graph: ir.Graph) -> list[list[ir.Value]]:
+    """Return the weights of products whose input is a pointwise function of others; a mixture's together."""
+    sources = [
         source
         for node in nodes_of(graph, "MatMul")
         if (source := _weight_of(node)) is not None and _is_activation(node.inputs[0])
     ]
+    mixtures = [find_mixture(node) for node in nodes_of(graph, "Split")]
+    first = {
+        expert.down.weight: mixture.experts[0].down.weight
+        for mixture in mixtures
+        if isinstance(mixture, Mixture)
+        for expert in mixture.experts
+    }
+    groups: dict[ir.Value, list[ir.Value]] = {}
+    for source in sources:
+        groups.setdefault(first.get(source, source), []).append(source)
+    return list(groups.values())
 
 
-def _outlying(outputs: Sequence[ir.Value], peak_of: Peak) -> list[ir.Value]:
+def _outlying(outputs: Sequence[list[ir.Value]], peak_of: Peak) -> list[list[ir.Value]]:
     if len(outputs) <= _ENDS:
         return list(outputs)
-    between = sorted(outputs[1:-1], key=lambda value: -_peak(value, peak_of))
+    between = sorted(outputs[1:-1], key=lambda group: -max(_peak(value, peak_of) for value in group))
     return [outputs[0], outputs[-1], *between[: max(0, len(outputs) // _SHARE - _ENDS)]]
 
 

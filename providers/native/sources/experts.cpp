@@ -26,17 +26,35 @@ const char* ExpertSizes::complaint() const {
   if (in.floats() || out.floats()) return "the weights of experts have 16 bits, which no expert has";
   if (!std::isfinite(gate.alpha) || !std::isfinite(gate.beta)) return "alpha or beta is not finite";
   if (!(gate.limit > 0)) return "limit is not positive";
+  if (gated != 0 && gated != 1) return "gated is not 0 or 1";
+  const bool silu = activation == ExpertActivation::silu;
+  if (!silu && activation != ExpertActivation::gelu_tanh && activation != ExpertActivation::squared_relu)
+    return "the activation is unknown";
+  if ((!silu || gated == 0) && (gate.alpha != 1 || gate.beta != 0 || gate.limit != INFINITY))
+    return "alpha, beta and limit are for a gated SiLU only";
   return nullptr;
 }
 
-ExpertsJob::ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const float* x, const float* scores,
-                       const float* bias_in, const float* bias_out, int64_t tokens, float* y)
-    : sizes_(sizes), kernels_(kernels), x_(x), scores_(scores), bias_in_(bias_in), bias_out_(bias_out),
-      tokens_(tokens), copies_(tokens * sizes.per_token), y_(y), entering_(sizes.in, copies_),
-      leaving_(sizes.out, copies_) {
+void ExpertSizes::activate(const AttentionKernels& kernels, float* entered) const {
+  const int64_t count = padded();
+  float* up = entered + count;
+  if (activation == ExpertActivation::silu && gated != 0) return kernels.gate(gate, entered, up, count, entered);
+  switch (activation) {
+    case ExpertActivation::silu: kernels.activate(Activation::silu, entered, count, entered); break;
+    case ExpertActivation::gelu_tanh: kernels.activate(Activation::gelu_tanh, entered, count, entered); break;
+    case ExpertActivation::squared_relu:
+      kernels.activate(Activation::relu, entered, count, entered);
+      kernels.multiply(entered, entered, count, entered);
+  }
+  if (gated != 0) kernels.multiply(entered, up, count, entered);
+}
+
+ExpertsJob::ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const Inputs& inputs, int64_t tokens, float* y)
+    : sizes_(sizes), kernels_(kernels), inputs_(inputs), tokens_(tokens), copies_(tokens * sizes.per_token), y_(y),
+      entering_(sizes.in, copies_), leaving_(sizes.out, copies_) {
   const auto copies = static_cast<size_t>(copies_), experts = static_cast<size_t>(sizes.experts + 1);
   const size_t integers = 3 * experts + 3 * copies;
-  const size_t floats = copies * static_cast<size_t>(1 + 2 * sizes.padded() + sizes.hidden);
+  const size_t floats = copies * static_cast<size_t>(1 + sizes.in.outputs + sizes.hidden);
   memory_ = malloc(integers * sizeof(int64_t) + floats * sizeof(float));
   if (memory_ == nullptr) return;
   begins_ = static_cast<int64_t*>(memory_);
@@ -47,17 +65,22 @@ ExpertsJob::ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const f
   sources_ = places_ + copies;
   shares_ = reinterpret_cast<float*>(sources_ + copies);
   entered_ = shares_ + copies;
-  left_ = entered_ + copies * static_cast<size_t>(2 * sizes.padded());
+  left_ = entered_ + copies * static_cast<size_t>(sizes.in.outputs);
 }
 
 ExpertsJob::~ExpertsJob() { free(memory_); }
 
 void ExpertsJob::route(void* job, size_t token) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
-  const int64_t experts = j.sizes_.experts, count = j.sizes_.per_token;
-  const float* scores = j.scores_ + static_cast<int64_t>(token) * experts;
-  int64_t* chosen = j.chosen_ + static_cast<int64_t>(token) * count;
-  float* shares = j.shares_ + static_cast<int64_t>(token) * count;
+  const int64_t experts = j.sizes_.experts, count = j.sizes_.per_token, first = static_cast<int64_t>(token) * count;
+  int64_t* chosen = j.chosen_ + first;
+  float* shares = j.shares_ + first;
+  if (j.inputs_.chosen != nullptr) {
+    memcpy(chosen, j.inputs_.chosen + first, sizeof(int64_t) * static_cast<size_t>(count));
+    memcpy(shares, j.inputs_.scores + first, sizeof(float) * static_cast<size_t>(count));
+    return;
+  }
+  const float* scores = j.inputs_.scores + static_cast<int64_t>(token) * experts;
   bool taken[kMostExperts] = {};
   for (int64_t k = 0; k < count; k++) {
     int64_t best = -1;  // of equal scores the first one, as TopK; a NaN is below all
@@ -122,26 +145,26 @@ void ExpertsJob::multiply(const Weights& weights, const Rows& rows, const float*
 void ExpertsJob::quantize(void* job, size_t copy) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
   const int64_t row = static_cast<int64_t>(copy), hidden = j.sizes_.hidden;
-  j.kernels_.quantize(j.x_ + j.sources_[row] * hidden, hidden, j.sizes_.in.block, j.entering_.rows(), row);
+  j.kernels_.quantize(j.inputs_.x + j.sources_[row] * hidden, hidden, j.sizes_.in.block, j.entering_.rows(), row);
 }
 
 void ExpertsJob::enter(void* job, size_t task) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
-  j.multiply(j.sizes_.in, j.entering_.rows(), j.bias_in_, j.first_tasks_, j.first_step_, static_cast<int64_t>(task),
+  j.multiply(j.sizes_.in, j.entering_.rows(), j.inputs_.bias_in, j.first_tasks_, j.first_step_, static_cast<int64_t>(task),
              j.entered_);
 }
 
 void ExpertsJob::between(void* job, size_t copy) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
-  const int64_t row = static_cast<int64_t>(copy), padded = j.sizes_.padded();
-  float* gate = j.entered_ + row * 2 * padded;
-  j.kernels_.attention->gate(j.sizes_.gate, gate, gate + padded, padded, gate);
-  j.kernels_.quantize(gate, j.sizes_.width, j.sizes_.out.block, j.leaving_.rows(), row);
+  const int64_t row = static_cast<int64_t>(copy);
+  float* entered = j.entered_ + row * j.sizes_.in.outputs;
+  j.sizes_.activate(*j.kernels_.attention, entered);
+  j.kernels_.quantize(entered, j.sizes_.width, j.sizes_.out.block, j.leaving_.rows(), row);
 }
 
 void ExpertsJob::leave(void* job, size_t task) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
-  j.multiply(j.sizes_.out, j.leaving_.rows(), j.bias_out_, j.second_tasks_, j.second_step_,
+  j.multiply(j.sizes_.out, j.leaving_.rows(), j.inputs_.bias_out, j.second_tasks_, j.second_step_,
              static_cast<int64_t>(task), j.left_);
 }
 

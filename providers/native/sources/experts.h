@@ -1,4 +1,4 @@
-// A mixture of gated experts on quantized weights, cut into tasks.
+// A mixture of experts on quantized weights, cut into tasks.
 #pragma once
 #include <cstddef>
 
@@ -8,14 +8,20 @@ namespace carryall {
 
 constexpr int64_t kMostExperts = 4096;
 
+// Between the products: of the gate, which is the first product's whole result where experts have none.
+enum class ExpertActivation : int64_t { silu = 0, gelu_tanh = 1, squared_relu = 2 };
+
 struct ExpertSizes {
   int64_t experts = 0, per_token = 0, normalize = 0;
   int64_t hidden = 0, width = 0;  // of a token; of what is between the products
-  Weights in, out;                // of one expert: 2 * padded() outputs, of gate and then of up; hidden outputs
-  Gate gate = {1, 0, 0};
+  Weights in, out;                // of one expert: padded() outputs of the gate, and of up behind it; hidden outputs
+  ExpertActivation activation = ExpertActivation::silu;
+  int64_t gated = 1;              // whether the activation is multiplied by the result of up
+  Gate gate = {1, 0, 0};          // of a gated SiLU
 
   // The outputs of gate and of up, each in whole tiles.
   CARRYALL_INLINE int64_t padded() const { return (width + kColumns - 1) / kColumns * kColumns; }
+  void activate(const AttentionKernels& kernels, float* entered) const;  // the result is where the gate was
   const char* complaint() const;  // what is wrong with the sizes, nullptr if nothing is
 };
 
@@ -23,9 +29,15 @@ struct ExpertSizes {
 // route; then, after sort(): quantize, enter, between, leave, combine.
 class ExpertsJob {
  public:
-  // x [tokens, hidden], scores [tokens, experts], biases of all experts or nullptr, y [tokens, hidden].
-  ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const float* x, const float* scores,
-             const float* bias_in, const float* bias_out, int64_t tokens, float* y);
+  struct Inputs {
+    const float* x;         // [tokens, hidden]
+    const float* scores;    // [tokens, experts] logits, or with `chosen` [tokens, per_token] shares
+    const int64_t* chosen;  // [tokens, per_token] experts of each token, or nullptr for those of the largest scores
+    const float *bias_in, *bias_out;  // of all experts, or nullptr
+  };
+
+  // y [tokens, hidden].
+  ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const Inputs& inputs, int64_t tokens, float* y);
   ~ExpertsJob();
   ExpertsJob(const ExpertsJob&) = delete;
   ExpertsJob& operator=(const ExpertsJob&) = delete;
@@ -50,7 +62,7 @@ class ExpertsJob {
 
   const ExpertSizes& sizes_;
   const Kernels& kernels_;
-  const float *x_, *scores_, *bias_in_, *bias_out_;
+  const Inputs inputs_;
   const int64_t tokens_, copies_;
   float* y_;
   const Workspace entering_, leaving_;
@@ -59,7 +71,7 @@ class ExpertsJob {
   // Of memory_.
   int64_t *begins_, *first_tasks_, *second_tasks_;  // [experts + 1], copies and tasks before an expert's
   int64_t *chosen_, *places_, *sources_;            // [copies]: expert, place among the sorted, token of a place
-  float *shares_, *entered_, *left_;                // [copies], [copies, 2 * padded], [copies, hidden]
+  float *shares_, *entered_, *left_;                // [copies], [copies, in.outputs], [copies, hidden]
 };
 
 }  // namespace carryall

@@ -1,15 +1,17 @@
 // The operator QuantizedExperts: the mixture of experts of docs/contract.md on weights in tiles.
 //
 //   0 x        float [..., hidden]
-//   1 scores   float [..., num_experts], the router's logits
-//   2 in       uint8 [num_experts, ...], the tiles of gate, then those of up, of each expert
+//   1 scores   float [..., num_experts], the router's logits; with 6 float [..., per_token], the shares of the chosen
+//   2 in       uint8 [num_experts, ...], the tiles of gate, then those of up, of each expert; without a gate those of up
 //   3 out      uint8 [num_experts, ...], the tiles of down
-//   4 bias     float [num_experts, 2 * width in whole tiles], optional
+//   4 bias     float [num_experts, outputs of 2 in whole tiles], optional
 //   5 bias     float [num_experts, hidden], optional
+//   6 chosen   int64 [..., per_token], the experts of each token, optional: without, those of the largest scores, whose
+//              shares are the softmax of all scores, or of theirs (normalize)
 //   -> float [..., hidden]
 //
-// Attributes: layout, num_experts, per_token, normalize, hidden, width, bits, block_size, offsets (see layout.h), and
-// alpha, beta, limit of the gate (see gate.h).
+// Attributes: layout, num_experts, per_token, normalize, hidden, width, bits, block_size, offsets (see layout.h),
+// activation, gated (see experts.h), and alpha, beta, limit of a gated SiLU (see gate.h).
 #include <cstdio>
 #include <new>
 
@@ -25,7 +27,7 @@ struct Node {
   ExpertSizes sizes;  // without the data of the weights
 };
 
-enum Input : size_t { kX, kScores, kIn, kOut, kBiasIn, kBiasOut, kInputs };
+enum Input : size_t { kX, kScores, kIn, kOut, kBiasIn, kBiasOut, kChosen, kInputs };
 
 struct FormNames {
   const char *bits, *block, *group, *offsets;
@@ -42,7 +44,7 @@ OrtStatus* read_form(const OrtApi* api, const OrtKernelInfo* info, const FormNam
 }
 
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  int64_t layout;
+  int64_t layout, activation;
   ExpertSizes s;
   CARRYALL_TRY(attribute(api, info, "layout", &layout));
   CARRYALL_TRY(check_layout(api, "the weights have", layout, kLayoutVersion));
@@ -53,12 +55,15 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   CARRYALL_TRY(attribute(api, info, "width", &s.width));
   CARRYALL_TRY(read_form(api, info, {"bits", "block_size", "group_size", "offsets"}, &s.in));
   CARRYALL_TRY(read_form(api, info, {"out_bits", "out_block_size", "out_group_size", "out_offsets"}, &s.out));
+  CARRYALL_TRY(attribute(api, info, "activation", &activation));
+  CARRYALL_TRY(attribute(api, info, "gated", &s.gated));
   CARRYALL_TRY(attribute(api, info, "alpha", &s.gate.alpha));
   CARRYALL_TRY(attribute(api, info, "beta", &s.gate.beta));
   CARRYALL_TRY(attribute(api, info, "limit", &s.gate.limit));
+  s.activation = static_cast<ExpertActivation>(activation);
   s.in.inputs = s.out.outputs = s.hidden;
   s.out.inputs = s.width;
-  s.in.outputs = s.width > 0 && s.width <= kLargest ? 2 * s.padded() : 0;
+  s.in.outputs = s.width > 0 && s.width <= kLargest ? (s.gated != 0 ? 2 : 1) * s.padded() : 0;
   if (const char* complaint = s.complaint()) return failure(api, kInvalidArgument, complaint);
   const Kernels* kernels = nullptr;
   CARRYALL_TRY(find_kernels(api, &kernels));
@@ -66,13 +71,28 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }
 
-// Sets the weights and returns what is wrong with the shapes, nullptr if nothing is.
+const char* check_routes(const Tensor& scores, const Tensor& chosen, const ExpertSizes& s, int64_t tokens) {
+  if (chosen.data == nullptr)
+    return scores.ends_with(s.experts) && scores.elements == tokens * s.experts
+               ? nullptr
+               : "there is not one score for each token and expert";
+  const Tensor* const routes[] = {&scores, &chosen};
+  for (const Tensor* each : routes)
+    if (!each->ends_with(s.per_token) || each->elements != tokens * s.per_token)
+      return "there is not one share and one chosen expert for each token and place";
+  if (chosen.type != kInt64) return "the chosen experts are not int64";
+  const auto* experts = static_cast<const int64_t*>(chosen.data);
+  for (int64_t i = 0; i < chosen.elements; i++)
+    if (experts[i] < 0 || experts[i] >= s.experts) return "a chosen expert is not in [0, num_experts)";
+  return nullptr;
+}
+
+// Sets the weights and returns what is wrong with the inputs, nullptr if nothing is.
 const char* read_inputs(const Tensor* inputs, ExpertSizes* s) {
-  const Tensor &x = inputs[kX], &scores = inputs[kScores];
+  const Tensor& x = inputs[kX];
   if (x.rank == 0 || x.dimensions[x.rank - 1] != s->hidden) return "the last axis of x is not as long as hidden";
-  if (scores.rank == 0 || scores.dimensions[scores.rank - 1] != s->experts ||
-      scores.elements != x.elements / s->hidden * s->experts)
-    return "there is not one score for each token and expert";
+  if (const char* complaint = check_routes(inputs[kScores], inputs[kChosen], *s, x.elements / s->hidden))
+    return complaint;
   if (inputs[kIn].elements != s->experts * s->in.bytes()) return "the first weights have a wrong number of bytes";
   if (inputs[kOut].elements != s->experts * s->out.bytes()) return "the second weights have a wrong number of bytes";
   if (inputs[kBiasIn].data != nullptr && inputs[kBiasIn].elements != s->experts * s->in.outputs)
@@ -107,9 +127,10 @@ OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   float* y = nullptr;
   CARRYALL_TRY(output(api, context, x.dimensions, x.rank, &y));
   if (x.elements == 0) return nullptr;
-  ExpertsJob job(sizes, *node.kernels, static_cast<const float*>(x.data),
-                 static_cast<const float*>(inputs[kScores].data), static_cast<const float*>(inputs[kBiasIn].data),
-                 static_cast<const float*>(inputs[kBiasOut].data), x.elements / sizes.hidden, y);
+  const auto floats = [&inputs](Input index) { return static_cast<const float*>(inputs[index].data); };
+  const ExpertsJob::Inputs read = {floats(kX), floats(kScores), static_cast<const int64_t*>(inputs[kChosen].data),
+                                   floats(kBiasIn), floats(kBiasOut)};
+  ExpertsJob job(sizes, *node.kernels, read, x.elements / sizes.hidden, y);
   if (!job.valid()) return failure(api, kFail, "out of memory for a mixture of experts");
   return run_job(api, context, &job);
 }
@@ -123,7 +144,7 @@ OrtCustomOp experts_operator() {
   op.GetName = [](const OrtCustomOp*) { return "QuantizedExperts"; };
   op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return kInputs; };
   op.GetInputType = [](const OrtCustomOp*, size_t index) -> int {
-    return index == kIn || index == kOut ? kUint8 : kFloat;
+    return index == kChosen ? kInt64 : index == kIn || index == kOut ? kUint8 : kFloat;
   };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t index) -> int {
     return index >= kBiasIn ? kOptional : kRequired;

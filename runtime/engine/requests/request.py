@@ -125,6 +125,7 @@ class Request:
         streamed: whether its tokens are read while it runs; others' prompts then delay them little.
         images: the pictures of the prompt; None without pictures.
         pin_seconds: how long its KV is evicted after that of others when it has ended.
+        resumption: lengths of the prompt at which later prompts may leave it; states are kept there.
         encoder: the output of the encoder of a model that has one; None for others.
         first_sample: the id of the request for another output of the same prompt, which computes it.
     """
@@ -178,6 +179,7 @@ class Request:
         images: PromptImages | None = None,
         encoder: EncoderOutput | None = None,
         pin_seconds: float = 0.0,
+        resumption: Sequence[int] = (),
         first_sample: str | None = None,
     ) -> None:
         self.request_id = request_id
@@ -194,6 +196,7 @@ class Request:
         self.images = images
         self.encoder = encoder
         self.pin_seconds = pin_seconds
+        self.resumption = resumption
         self.first_sample = first_sample
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)

@@ -142,6 +142,8 @@ def experts_attributes(mixture: Experts) -> dict[str, int | float]:
         "normalize": int(mixture.normalize),
         "hidden": hidden,
         "width": width,
+        "activation": ("silu", "gelu", "relu2").index(mixture.activation),
+        "gated": int(bool(mixture.up)),
         "alpha": mixture.alpha,
         "beta": mixture.beta,
         "limit": mixture.limit,
@@ -151,7 +153,7 @@ def experts_attributes(mixture: Experts) -> dict[str, int | float]:
 def random_mixture(rng: np.random.Generator, **options: Any) -> Known:
     """Return a mixture of up to 8 experts for up to 60 tokens."""
     experts = int(rng.integers(1, 9))
-    sizes = {
+    sizes: dict[str, Any] = {
         "experts": experts,
         "hidden": 2 * int(rng.integers(1, 60)),
         "width": 2 * int(rng.integers(1, 50)),
@@ -163,7 +165,13 @@ def random_mixture(rng: np.random.Generator, **options: Any) -> Known:
         "beta": float(rng.choice([0.0, 1.0])),
         "limit": float(rng.choice([np.inf, 1.0])),
     }
-    weights = {
+    activation = str(rng.choice(["silu", "silu", "gelu", "relu2"]))
+    gated = bool(rng.integers(0, 4))
+    if activation != "silu" or not gated:
+        facts |= {"alpha": 1.0, "beta": 0.0, "limit": np.inf}
+    weights: dict[str, Any] = {
+        "activation": activation,
+        "gated": gated,
         "bits": int(rng.choice([4, 8])),
         "block": int(rng.choice([16, 32, 128])),
         "offsets": int(rng.integers(0, 3)),
@@ -171,11 +179,14 @@ def random_mixture(rng: np.random.Generator, **options: Any) -> Known:
     mixture = random_experts(rng, **sizes, **weights, **facts, biased=bool(rng.integers(0, 2)))
     tokens = int(rng.choice([1, 2, 9, 60]))
     x = rng.standard_normal((tokens, sizes["hidden"])).astype(np.float32)
-    scores = rng.standard_normal((tokens, experts)).astype(np.float32)
-    inputs = [x, scores, *mixture.tiles(), *mixture.stacked_biases()]
+    scores, chosen = rng.standard_normal((tokens, experts)).astype(np.float32), None
+    if rng.integers(0, 2):  # other nodes have chosen, in any order, and one expert twice
+        chosen = rng.integers(0, experts, (tokens, mixture.per_token))
+        scores = scores[:, : mixture.per_token].copy()
+    inputs = [x, scores, *mixture.tiles(), *mixture.stacked_biases(), chosen]
     call = Call("QuantizedExperts", experts_attributes(mixture), inputs, **options)
     # What is between the products may be rounded to int8 the other way: 1 of 127 of one input of the second.
-    return Known(call, quantized_experts(x, scores, mixture), 1e-3)
+    return Known(call, quantized_experts(x, scores, mixture, chosen), 1e-3)
 
 
 def random_chain(rng: np.random.Generator, **options: Any) -> Known:

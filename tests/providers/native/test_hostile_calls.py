@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from operator_calls import MAKERS
+from operator_calls import MAKERS, experts_attributes
 from operator_host import Call, OperatorHost, RefusedError, build_host
+from quantized_experts_reference import random_experts
 
 from carryall.providers.native.build import build_library
 from carryall.providers.native.compiler import find_compiler
@@ -126,6 +127,15 @@ def test_wrong_tables_are_clear_errors(host: OperatorHost, place: int, value: in
     inputs[place] = changed
     with pytest.raises(RefusedError, match=message):
         host.run(dataclasses.replace(call, inputs=inputs))
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 2**62])
+def test_a_chosen_expert_that_does_not_exist_is_refused(host: OperatorHost, wrong: int) -> None:
+    mixture = random_experts(np.random.default_rng(1), experts=5, hidden=32, width=16)
+    chosen = np.array([[0, 4], [3, wrong]])
+    inputs = [np.ones((2, 32), np.float32), np.ones((2, 2), np.float32), *mixture.tiles(), None, None, chosen]
+    with pytest.raises(RefusedError, match=r"a chosen expert is not in \[0, num_experts\)"):
+        host.run(Call("QuantizedExperts", experts_attributes(mixture), inputs))
 
 
 def test_a_block_that_two_rows_write_is_refused(host: OperatorHost) -> None:

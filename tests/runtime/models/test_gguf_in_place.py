@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from fuzzing import CORPORA
 from programs import program
-from tiny_gguf import write_gguf
+from tiny_gguf import widen_experts, write_gguf
 
 import carryall
 from carryall import LLM, SamplingParams
@@ -159,6 +161,33 @@ def test_stacks_of_experts_become_the_program_of_single_experts(
     monkeypatch.setattr(CpuProvider, "takes_stacks", lambda *_: False)
     single = lower(resolve_model(path), provider, options)
     assert any(node.op_type == "QuantizedExperts" for node in stacked.graph)
+    assert program(stacked) == program(single)
+
+
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q8_0"), ("MXFP4", "Q5_1")])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("deepseek_v2-groups-yarn", "deepseek_v3", "ernie4_5_moe", "gemma4_text-experts-one-projection"),
+        *("glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoehybrid", "lfm2_moe", "nemotron_h", "olmoe"),
+        *("qwen3_5_moe_text", "qwen3_next"),
+    ],
+)
+def test_stacks_of_any_router_become_the_program_of_single_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kinds: tuple[str, str]
+) -> None:
+    path = tmp_path / "m.gguf"
+    widen_experts(CORPORA / "converted_ggufs" / f"{case}.gguf", path, *kinds, times=4)
+    provider = get_provider("cpu")
+    options = provider.resolve_options(RunnerConfig(max_slots=1, context_length=32))
+    graph = resolve_model(path).load(stacked=True).graph
+    layers = [node.op_type for node in graph].count(EXPERT_STACKS)
+    assert layers > 0
+    assert not [name for name in graph.initializers if re.search(r"experts\.\d", name)]
+    stacked = lower(resolve_model(path), provider, options)
+    monkeypatch.setattr(CpuProvider, "takes_stacks", lambda *_: False)
+    single = lower(resolve_model(path), provider, options)
+    assert [node.op_type for node in stacked.graph].count("QuantizedExperts") == layers
     assert program(stacked) == program(single)
 
 

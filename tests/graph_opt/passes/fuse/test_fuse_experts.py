@@ -237,7 +237,8 @@ def test_a_trace_becomes_the_canonical_form(model: ir.Model, normalize: bool) ->
     expected = evaluate(model, {"x": x})[0]
     assert apply(FuseExpertsPass(), model) == []
     (found,) = mixtures(model)
-    assert (found.per_token, found.normalize, len(found.experts)) == (2, normalize, EXPERTS)
+    assert found.router is not None
+    assert (found.per_token, found.router.normalize, len(found.experts)) == (2, normalize, EXPERTS)
     counts = Counter(node.op_type for node in model.graph)
     assert counts["MatMul"] + counts["Gemm"] == 3 * EXPERTS + 2
     assert not {"Equal", "NonZero", "ScatterND", "GatherND"} & set(counts)

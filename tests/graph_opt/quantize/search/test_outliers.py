@@ -74,6 +74,21 @@ def test_the_number_does_not_depend_on_the_weights(tmp_path: Path, family: str) 
     assert not [value for value in by_peak if "o_proj" in str(value.name) or "out_proj" in str(value.name)]
 
 
+def test_the_experts_of_a_mixture_are_chosen_together(tmp_path: Path) -> None:
+    """Kernels compute a layer's experts together only where their weights have one form."""
+    graph = model(tmp_path, "qwen3_moe", decoder_sparse_step=1, mlp_only_layers=[]).graph
+    value = graph.initializers["model.layers.7.mlp.experts.2.down_proj.weight"]
+    assert value.const_value is not None
+    matrix = value.const_value.numpy().copy()
+    matrix[3, 5] = 40 * np.abs(matrix).max()
+    value.const_value = ir.tensor(matrix, name=value.name)
+    chosen = [name.split(".") for name in names(graph) if "experts" in name]
+    layers = sorted({int(parts[2]) for parts in chosen})
+    assert layers == [0, 7, LAYERS - 1]
+    count = sum(".7.mlp.experts." in name and "down_proj" in name for name in graph.initializers)
+    assert len(chosen) == len(layers) * count > len(layers)
+
+
 def test_the_peak_of_a_weight() -> None:
     assert peak(ir.tensor(np.array([[3, -3], [3, 3]], np.float32))) == pytest.approx(1)
     assert peak(ir.tensor(np.array([[0, 0], [0, -2]], np.float32))) == pytest.approx(2)
