@@ -41,7 +41,13 @@ def job(folder: Path, model: str | Path, lines: list[Json]) -> list[Json]:
     answers = list[Json]()
     for path in folder.glob("done*.jsonl"):
         answers += [json.loads(line) for line in path.read_text().splitlines()]
-    return sorted(answers, key=lambda answer: int(answer["custom_id"]))
+    return sorted(answers, key=_number)
+
+
+def _number(answer: Json) -> int:
+    """Return the number of the line; those whose file cannot be read have no id of their own."""
+    name: str = answer["custom_id"]
+    return int(name.removeprefix("line-")) - name.startswith("line-")
 
 
 @pytest.mark.long
