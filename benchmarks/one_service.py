@@ -1,17 +1,18 @@
 """What streams see on one engine while prompts arrive, in processor time, for tools/fleet_simulator.py.
 
-    python benchmarks/one_service.py MODEL --streams 3 --prompt-tokens 512 --every 3 --seconds 20 --rounds 3 -o OUT.json
+    python benchmarks/one_service.py MODEL --streams 3 --prompt-tokens 512 --every 3 --rounds 3 -o OUT.json
 
-The engine runs in this process with one thread, and its clock is the processor time of the process, which other
-load of the machine hardly changes; arrivals go by that clock too. Each round first measures what steps cost, under
-other loads than the one that is predicted: streams alone, from one to six, and short prompts beside them. Then
-streams generate while a prompt that no cache knows arrives every ``--every`` seconds. ``fleet_simulator.py check``
-predicts the second part from the first.
+The engine runs in this process with one thread, and its clock is the processor time of the process, which
+other load of the machine hardly changes; arrivals go by that clock too. Each round first measures what steps
+cost, under other loads than the one that is predicted: streams alone, from one to six, and short prompts
+beside them. Then streams generate while a prompt that no cache knows arrives every ``--every`` seconds.
+``fleet_simulator.py check`` predicts the second part from the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -103,7 +104,7 @@ def summary(runs: list[Seen]) -> dict[str, float]:
             if request.params.max_tokens == 1:
                 firsts += [times[0] - seen.arrivals[request]] if times else []
             else:
-                between += [b - a for a, b in zip(times, times[1:], strict=False) if a > 1.0]
+                between += [b - a for a, b in itertools.pairwise(times) if a > 1.0]
     between.sort()
     return {
         "between_ms_p50": 1000 * statistics.median(between),

@@ -1,6 +1,6 @@
 """Simulate services over measured costs of steps: time between tokens and to the first, tokens a second.
 
-    python tools/fleet_simulator.py check result.json    # predict benchmarks/one_service.py, or prefill_decode.py
+    python tools/fleet_simulator.py check result.json  # of benchmarks/one_service.py or prefill_decode.py
     python tools/fleet_simulator.py plan --costs 11,1.8,5,1.6 --rate 12 --prompt 1000 --services 8
     python tools/fleet_simulator.py loop --costs 11,1.8,0,1.6 --streams 8 --prompt 256 --answer 64
 

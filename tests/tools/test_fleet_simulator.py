@@ -54,7 +54,7 @@ def test_costs_of_steps_that_vary_keep_their_ratios(simulator: ModuleType) -> No
     costs = simulator.Costs.fitted(steps)
     assert costs.step == pytest.approx(0.01, rel=0.02)
     assert costs.of(3, 1, 10) == pytest.approx(0.033, rel=0.02)
-    assert sorted(costs.ratios) == pytest.approx([0.9] * 6 + [1.1] * 6, rel=0.02)
+    assert sorted(costs.ratios) == pytest.approx([0.9] * 6 + [1.1] * 6, rel=0.03)
     service = simulator.Service(costs, 2)
     ask = simulator.Ask(0.0, 1, 200)
     simulation = simulator.Simulation()
