@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EngineClosedError, UsageError
+from ...errors import EngineClosedError, RequestError, UsageError
 from ...options import shown
 from ..audio.transcription import Question, Transcription, next_question
 from ..engine.engine import EngineConfig
@@ -182,7 +182,13 @@ class LLM(TextModel):
         return self.transcribe_several([audio], **options)[0]
 
     def transcribe_several(self, audio: Sequence[Any], **options: Any) -> list[Transcription]:
-        """Write down several recordings, in one batch; see ``transcribe``."""
+        """Write down several recordings, in one batch; see ``transcribe``.
+
+        Raises:
+            RequestError: as for ``transcribe``; nothing was run.
+        """
+        if not isinstance(audio, list | tuple):
+            raise RequestError(f"the recordings must be a list, not {shown(audio)}")
         running = {
             number: self.requests.hearing.steps(source, options) for number, source in enumerate(audio)
         }

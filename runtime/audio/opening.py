@@ -53,8 +53,9 @@ def _read(path: Path) -> bytes:
         if path.is_file() and path.stat().st_size > MOST_BYTES:
             raise RequestError(f"{path} has {path.stat().st_size} bytes; the limit is {MOST_BYTES}")
         return path.read_bytes()
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # names with zeros or lone surrogates
+        why = error.strerror if isinstance(error, OSError) else "the name is not valid"
+        raise RequestError(f"{str(path)!a} cannot be read: {why}") from error
 
 
 def _of_array(array: npt.NDArray[Any], own_rate: Any, rate: int) -> Samples:

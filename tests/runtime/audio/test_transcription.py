@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +27,7 @@ from tiny_whisper import (
 )
 from whisper_golden import PATH, SEED, sounds
 
-from carryall.errors import PackageError, ProviderRuntimeError, RequestError, UsageError
+from carryall.errors import CarryallError, PackageError, ProviderRuntimeError, RequestError, UsageError
 from carryall.exporter.audio_processor import AudioProcessor
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.audio.encoding import AudioEncoder
@@ -333,3 +334,42 @@ def test_requests_that_fail_fail_the_transcription(tokenizer: Tokenizer, tokens:
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         TranscriptionOptions(**options)
+
+
+VALUES: tuple[Any, ...] = (
+    5,
+    -1.5,
+    float("nan"),
+    True,
+    b"x",
+    "",
+    "\ud800",
+    "\0",
+    object(),
+    {"a": 1},
+    [],
+    [None],
+)
+
+
+def test_wrong_values_are_errors_of_carryall_and_the_model_goes_on(checkpoint: Path) -> None:
+    samples = sound(0.5)
+    with LLM(checkpoint) as llm:
+        expected = llm.transcribe(samples)
+        for value in VALUES:
+            for name in TranscriptionOptions.__dataclass_fields__:
+                with contextlib.suppress(CarryallError):
+                    llm.transcribe(samples[:400], **{"mean_logprob": -1e9, name: value})
+            with contextlib.suppress(CarryallError):
+                llm.transcribe(value)
+            with contextlib.suppress(CarryallError):
+                llm.transcribe_several(value)
+        with pytest.raises(
+            RequestError, match="unknown option 'langage' of a transcription; known: language"
+        ):
+            llm.transcribe(samples, langage="en")
+        with pytest.raises(RequestError, match="a prompt alone is not enough"):
+            llm.generate([START])
+        assert llm.transcribe(samples) == expected
+        assert llm.transcribe_several([samples, samples]) == [expected, expected]
+        assert llm.transcribe_several([]) == []
