@@ -496,6 +496,10 @@ class Provider(abc.ABC):
         """
         return dataclasses.asdict(checked(self.options, options, f"provider '{self.name}'"))
 
+    def rank_config(self, config: RunnerConfig, rank: int) -> RunnerConfig:
+        """Return the options of one of the processes over which a model is cut."""
+        return config
+
     def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Replace automatic options by values for this machine, for ``passes`` and ``runner``.
 

@@ -49,6 +49,8 @@ _SHARED = (
     "ranks_operator",
     "cuda_driver",
     "cuda_operators",
+    "cuda_ranks_operator",
+    "nccl",
     "entry",
     "portable",
     "rounding",

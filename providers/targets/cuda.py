@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from ...graph_opt.lower.paged_kv import block_size
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig
 from ..cuda.kernels import MOST_CANDIDATES, load_kernels, operators_library
+from ..cuda.nccl import load_nccl
 from ..cuda.self_test import self_test
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
@@ -38,6 +40,7 @@ from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
 from ..ort.slot_runner import SlotRunner
 from ..runners.paged_runner import PagedRunner
+from ..runners.ranks_memory import VARIABLE as RANKS
 from ..runners.self_agreement import joint_prompts_agree, padded_runs_agree
 from ..runners.thread_runner import ThreadRunner
 
@@ -116,6 +119,7 @@ class CudaProvider(NvidiaProvider):
     kernels = CUDA
     device_name = "cuda"
     vendors = frozenset({"NVIDIA"})
+    takes_ranks = True
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
     _complaints: ClassVar[dict[tuple[type, int], str | None]] = {}  # about carryall's kernels, by device
@@ -156,6 +160,16 @@ class CudaProvider(NvidiaProvider):
         if capability < _AMPERE:
             resolved |= {"kv_cache": "float32", "fused_experts": "off"}
         return dataclasses.replace(config, options=resolved)
+
+    def rank_config(self, config: RunnerConfig, rank: int) -> RunnerConfig:
+        """Give each rank a device, from ``device`` on.
+
+        Nothing is captured, which NCCL's threads could spoil: no machine with two devices has shown that they
+        do not. Ranks return parts of the logits, so that none can choose the largest.
+        """
+        device = self.checked_options(config.options)["device"] + rank
+        own = {"device": device, "cuda_graphs": False, "top_logits": 0}
+        return dataclasses.replace(config, options={**config.options, **own})
 
     def kernels_complaint(self, index: int) -> str | None:
         """Return why carryall's kernels cannot be used on a device, None if they can."""
@@ -204,6 +218,8 @@ class CudaProvider(NvidiaProvider):
         if options["kernels"] != CARRYALL:
             return
         self.load_kernels(options["device"])
+        if RANKS in os.environ:
+            load_nccl(self.operators_library())
         try:
             settings.register_custom_ops_library(str(self.operators_library()))
         except ort.runtime_errors() as error:

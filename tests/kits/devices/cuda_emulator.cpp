@@ -167,6 +167,9 @@ namespace silu {
 namespace tokens {
 #include "draw_tokens.cu"
 }
+namespace parts {
+#include "spread_part.cu"
+}
 
 namespace {
 
@@ -189,6 +192,7 @@ struct Kernel {
 Kernel kernels[] = {
     KERNEL(silu, silu_and_mul_float), KERNEL(silu, silu_and_mul_half),
     KERNEL(silu, silu_and_mul_bfloat16), KERNEL(tokens, draw_tokens),
+    KERNEL(parts, spread_part),
 };
 std::mutex guard;
 long launches = 0;

@@ -23,6 +23,7 @@ from carryall.providers.native.compiler import SOURCES as OPERATORS
 from carryall.providers.targets.cuda import CARRYALL, CudaProvider
 
 _EMULATOR = Path(__file__).with_name("cuda_emulator.cpp")
+_NCCL = Path(__file__).with_name("nccl_stub.cpp")
 _ON_CPU = Path(__file__).with_name("cuda_operators_on_cpu.cpp")
 Edit = Callable[[str, str], str]  # from the name of a source and its text to another text
 
@@ -87,12 +88,20 @@ def build_emulator(folder: Path, edit: Edit | None = None) -> Emulator:
     return Emulator(library)
 
 
+def build_nccl(folder: Path) -> Path:
+    """Build NCCL's stand-in in a folder; return its library."""
+    library = folder / "libnccl.so.2"
+    _compile(library, [_NCCL], "-std=c++17")
+    return library
+
+
 @functools.cache
-def _operators() -> tuple[Emulator, Path]:
+def operators() -> tuple[Emulator, Path]:
     """Return the emulator and the library of the operators over it, loaded, once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="cuda-emulator-"))
     emulator, library = build_emulator(folder), folder / "liboperators.so"
-    sources = [_ON_CPU, OPERATORS / "cuda_driver.cpp", OPERATORS / "cuda_operators.cpp"]
+    names = ("cuda_driver", "cuda_operators", "cuda_ranks_operator", "nccl", "ranks")
+    sources = [_ON_CPU, *(OPERATORS / f"{name}.cpp" for name in names)]
     _compile(library, sources, "-std=c++17", f"-I{OPERATORS}", "-DCARRYALL_CUDA_PROVIDER=nullptr")
     functions = ctypes.CDLL(str(library))
     functions.carryall_cuda_load.restype = ctypes.c_char_p
@@ -118,13 +127,13 @@ class EmulatedCudaOnCpu(PagedCudaOnCpu):
     @property
     def emulator(self) -> Emulator:
         """The driver that launches the kernels."""
-        return _operators()[0]
+        return operators()[0]
 
     def load_kernels(self, index: int) -> None:
-        _operators()
+        operators()
 
     def operators_library(self) -> Path:
-        return _operators()[1]
+        return operators()[1]
 
 
 def options(**more: Any) -> Mapping[str, Any]:
