@@ -21,6 +21,8 @@ from .offline import WINDOW_LINES, OfflineEngine
 from .transcriptions import TranscriptionWorker
 from .vectors import VectorWorker
 
+Worker = OfflineEngine | TranscriptionWorker | VectorWorker
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
@@ -47,9 +49,7 @@ class WorkerSpec:
     window: int = WINDOW_LINES
 
 
-def open_worker(
-    spec: WorkerSpec, progress: Progress | None = None
-) -> OfflineEngine | TranscriptionWorker | VectorWorker:
+def open_worker(spec: WorkerSpec, progress: Progress | None = None) -> Worker:
     """Load a worker's model: a language model, one that hears, or an encoder.
 
     Raises:
@@ -68,18 +68,17 @@ def open_worker(
             raise UsageError(f"{spec.model} classifies tokens; a batch job takes encoders of texts")
         return VectorWorker(encoder, spec.label or spec.model, spec.worker or provider)
     slots = of_engine.get("max_slots")
-    return worker_of(load_model(spec.model, max_slots=slots, progress=progress, **of_model), spec)
-
-
-def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine | TranscriptionWorker:
-    """Return a worker with a loaded model, which the worker closes."""
-    # Batch jobs need throughput, not latency: prefill starts at once, however much it slows a step.
-    _, of_engine = split_fields(spec.loading, "a batch job")
-    config = EngineConfig(**{"max_step_slowdown": math.inf, **of_engine})
+    loaded = load_model(spec.model, max_slots=slots, progress=progress, **of_model)
     if loaded.runner.info.encoder_width:
-        llm = LLM(loaded, engine_config=config)
+        llm = LLM(loaded, engine_config=_engine_config(of_engine))
         return TranscriptionWorker(llm, spec.label or spec.model, spec.worker or loaded.provider)
-    engine = Engine(loaded.runner, config, loaded.proposer, loaded.identity)
+    return worker_of(loaded, spec)
+
+
+def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine:
+    """Return a worker with a loaded model, which the worker closes."""
+    _, of_engine = split_fields(spec.loading, "a batch job")
+    engine = Engine(loaded.runner, _engine_config(of_engine), loaded.proposer, loaded.identity)
     preparer = Preparer(
         RequestFactory(loaded),
         spec.label or spec.model,
@@ -89,3 +88,8 @@ def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine | Transcri
         created=spec.created,
     )
     return OfflineEngine(engine, preparer, worker=spec.worker or loaded.provider, window=spec.window)
+
+
+def _engine_config(fields: Mapping[str, Any]) -> EngineConfig:
+    """Return options for throughput, not latency: prefill starts at once, however much it slows a step."""
+    return EngineConfig(**{"max_step_slowdown": math.inf, **fields})

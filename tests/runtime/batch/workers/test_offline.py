@@ -25,8 +25,7 @@ from carryall.runtime.batch.inputs.sources import SourceRow
 from carryall.runtime.batch.inputs.templates import PromptTemplate
 from carryall.runtime.batch.jobs.journal import LineResult
 from carryall.runtime.batch.workers.offline import OfflineEngine, windows
-from carryall.runtime.batch.workers.vectors import VectorWorker
-from carryall.runtime.batch.workers.worker import WorkerSpec, open_worker
+from carryall.runtime.batch.workers.worker import Worker, WorkerSpec, open_worker
 from carryall.runtime.models.loading import load_model
 
 
@@ -37,7 +36,7 @@ def lines(records: Iterable[Record]) -> Iterator[BatchLine]:
         yield line
 
 
-def answers(worker: OfflineEngine | VectorWorker, records: Iterable[Record]) -> dict[int, LineResult]:
+def answers(worker: Worker, records: Iterable[Record]) -> dict[int, LineResult]:
     try:
         found = list(worker.run(lines(records), threading.Event()))
     finally:
@@ -327,7 +326,7 @@ def test_a_line_is_answered_as_the_service_answers_its_body(
     """Bodies with and without each option, so that the defaults are compared too."""
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
     if url == "/v1/embeddings":
-        worker: OfflineEngine | VectorWorker = open_worker(WorkerSpec(model="demo"))
+        worker: Worker = open_worker(WorkerSpec(model="demo"))
         model = load_model("demo")
     else:
         worker = toy_worker(tmp_path, context_length=2048)
