@@ -100,13 +100,13 @@ def parse_row(row: SourceRow, template: PromptTemplate, endpoint: str | None = N
     custom_id, key, extra = f"line-{row.number}", None, None
     code = "invalid_line"
     try:
-        if row.fault is not None:
-            raise RequestError(row.fault)
-        record = row.data if isinstance(row.data, dict) else _json_object(row.data)
+        record = _record(row)
         templated = template.text is not None or isinstance(row.data, dict)
         given = template.custom_id(record) if templated else record.get("custom_id")
         if isinstance(given, str) and given and _is_text(given):  # a fault of the rest is told under its id
             custom_id, key = given, id_key(given)
+        if row.fault is not None:
+            raise RequestError(row.fault)
         if isinstance(row.data, dict) or b"\\ud" in row.data.lower():
             _check_text(record)
         code = "invalid_request"
@@ -136,6 +136,18 @@ def refuse_duplicate(line: BatchLine, row: SourceRow, ids: CustomIds) -> BatchLi
     return BadLine(
         line.number, line.custom_id, code, message, line.digest, line.id_key, row.file, row.line, line.extra
     )
+
+
+def _record(row: SourceRow) -> dict[str, Any]:
+    """Return the fields of a row; none if it has a fault and no fields can be read."""
+    if isinstance(row.data, dict):
+        return row.data
+    try:
+        return _json_object(row.data)
+    except RequestError:
+        if row.fault is None:
+            raise
+        return {}
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

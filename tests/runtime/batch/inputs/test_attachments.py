@@ -43,6 +43,15 @@ def parsed(row: SourceRow) -> BatchLine | BadLine:
     return parse_row(row, PromptTemplate())
 
 
+def test_a_line_whose_file_is_missing_keeps_its_id(folder: Path) -> None:
+    body = line("file:scans/none.png")
+    (row,) = rows(folder, {"custom_id": "form 7", "url": "/v1/chat/completions", "body": body})
+    refused = parsed(row)
+    assert isinstance(refused, BadLine)
+    assert refused.custom_id == "form 7"
+    assert "none.png" in refused.message
+
+
 @pytest.mark.parametrize(
     "record",
     [

@@ -45,9 +45,7 @@ def job(folder: Path, model: str | Path, lines: list[Json]) -> list[Json]:
 
 
 def _number(answer: Json) -> int:
-    """Return the number of the line; those whose file cannot be read have no id of their own."""
-    name: str = answer["custom_id"]
-    return int(name.removeprefix("line-")) - name.startswith("line-")
+    return int(answer["custom_id"])
 
 
 @pytest.mark.long
