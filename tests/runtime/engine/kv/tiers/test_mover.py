@@ -96,6 +96,30 @@ def test_damaged_chunks_are_computed_again(tmp_path: Path, damage: str) -> None:
     check(tmp_path, restored=192)  # written again
 
 
+def test_views_of_a_runner_are_copied_and_its_own_arrays_are_not() -> None:
+    runner, given = make_runner(max_slots=1), list[Any]()
+    engine = Engine(runner, EngineConfig(swap_bytes=1 << 20))
+    read, buffer = runner.read_kv, np.zeros(4096, np.int64)
+
+    def alternating(slot: int, start: int, length: int) -> list[Any]:
+        (part,) = read(slot, start, length)
+        if start:
+            given.append(part)
+            return [part]
+        buffer[: len(part)] = part
+        return [buffer[: len(part)]]
+
+    runner.read_kv = alternating  # type: ignore[method-assign]
+    run(engine, [make_request("a", list(range(1, 131)))])
+    run(engine, [make_request("b", list(range(200, 70, -1)))])  # takes the slot
+    buffer[:] = -1
+    assert engine._mover._tier is not None
+    chunks = engine._mover._tier._chunks.values()
+    stored = [part for parts in chunks for part in parts]
+    assert any(part is own for part in stored for own in given)
+    assert not any((part == -1).any() for part in stored)
+
+
 def test_a_preempted_request_gets_its_kv_back() -> None:
     engine, runner = open_engine(kv_bytes=300, swap_bytes=10**6)
     requests = [make_request(name, 140, GREEDY) for name in "ab"]
