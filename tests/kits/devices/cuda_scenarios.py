@@ -46,7 +46,7 @@ cuda.padded_runs_agree = lambda runner, pad: True  # type: ignore[attr-defined]
 cuda.self_test = lambda open_session: None  # type: ignore[attr-defined]
 # NVRTC asks the driver for functions that the stub lacks; the stub runs no machine code.
 kernels.Nvrtc = lambda: None  # type: ignore[attr-defined,assignment,misc]
-kernels.kernel_images = lambda compiler, capability: [b"\0"]  # type: ignore[attr-defined]
+kernels.kernel_images = lambda compiler, capability: [b"\0"]
 
 SLOTS = 4
 

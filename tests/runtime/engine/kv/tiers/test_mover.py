@@ -14,6 +14,7 @@ from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.providers.targets.null import NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.kv.tiers.disk import DiskTier
+from carryall.runtime.engine.kv.tiers.host import HostTier
 from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -113,7 +114,7 @@ def test_views_of_a_runner_are_copied_and_its_own_arrays_are_not() -> None:
     run(engine, [make_request("a", list(range(1, 131)))])
     run(engine, [make_request("b", list(range(200, 70, -1)))])  # takes the slot
     buffer[:] = -1
-    assert engine._mover._tier is not None
+    assert isinstance(engine._mover._tier, HostTier)
     chunks = engine._mover._tier._chunks.values()
     stored = [part for parts in chunks for part in parts]
     assert any(part is own for part in stored for own in given)
