@@ -1,7 +1,8 @@
-"""Modules that onnx_ir imports but needs only for arithmetic on symbolic sizes, imported at their first use.
+"""Modules that onnx_ir imports but needs for little, imported at their first use.
 
-onnx_ir 1.1 imports sympy at its top: 0.5 s of every command that reads a graph, half of what such a command
-takes before it works. No pass here computes with symbolic sizes.
+onnx_ir 1.1 imports sympy at its top for arithmetic on symbolic sizes: 0.5 s of every command that reads a
+graph, half of what such a command takes before it works. No pass here computes with symbolic sizes. onnx,
+which it imports, does so with protobuf's modules for graphs written as text: 20 ms.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ if TYPE_CHECKING:  # importing it takes 20 ms
     from importlib.machinery import ModuleSpec
 
 _LIBRARY = "onnx_ir"
-_DEFERRED = ("sympy", "onnx_ir._symbolic_shapes")  # the second reads attributes of the first at its top
+# The second reads attributes of the first at its top.
+_DEFERRED = (
+    *("sympy", "onnx_ir._symbolic_shapes"),
+    *("google.protobuf.json_format", "google.protobuf.text_format"),
+)
 
 
 class _Deferred(ModuleType):
-    """Stands for a module inside of onnx_ir only, and is no entry of ``sys.modules``."""
+    """Stands for a module inside of onnx_ir, and in its package; is no entry of ``sys.modules``."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked by the import system, for instance `__path__`
@@ -54,6 +59,9 @@ class _Loader:
             for name, stand_in in stand_ins.items():
                 if sys.modules.get(name) is stand_in:
                     del sys.modules[name]
+                    package, _, own = name.rpartition(".")
+                    if package in sys.modules and not hasattr(sys.modules[package], own):
+                        setattr(sys.modules[package], own, stand_in)  # until it is imported
 
 
 class _Finder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from .group import carryall
 
 __all__ = ["carryall", "main"]
@@ -9,4 +11,7 @@ __all__ = ["carryall", "main"]
 
 def main() -> None:
     """Run the ``carryall`` script, and end the process with its exit code."""
-    carryall.main(prog_name="carryall")
+    try:
+        carryall.main(prog_name="carryall")
+    finally:
+        gc.freeze()  # the interpreter would visit every object before it ends

@@ -17,6 +17,7 @@ from ..runtime.api.llm import LLM
 from ..runtime.api.requests import ChatPrompt, Prompt, RequestFactory
 from ..runtime.models.config import ModelConfig
 from ..runtime.models.loading import LoadedModel, load_model
+from ..runtime.process.garbage import collector_paused
 from ..runtime.types.outputs import CompletionOutput, RequestOutput
 from ..runtime.types.sampling_params import SamplingParams
 from ..storage.texts import read_text
@@ -28,7 +29,7 @@ def open_model(
     model: str | ModelConfig, *, max_slots: int = 1, quiet: bool = False, **fields: Any
 ) -> LoadedModel:
     """Load a model as ``load_model`` does, with progress on stderr."""
-    with progress(PREPARE, quiet=quiet) as tell:
+    with progress(PREPARE, quiet=quiet) as tell, collector_paused():
         loaded = load_model(model, max_slots=max_slots, progress=tell, **fields)
     if loaded.choice is not None and not quiet:
         click.echo(str(loaded.choice), err=True)

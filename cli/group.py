@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from ..errors import DEBUG_VARIABLE, CarryallError, UsageError, is_debugging
+from ..runtime.process.garbage import collector_paused
 from .stderr import discard, lenient_stderr
 
 # The verbs with one line of help each, so that `carryall --help` imports none of them.
@@ -69,7 +70,8 @@ class VerbGroup(click.Group):
         if cmd_name not in SUMMARIES:
             near = difflib.get_close_matches(cmd_name, SUMMARIES, n=1)
             ctx.fail(f"there is no verb '{cmd_name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-        module = importlib.import_module(f".verbs.{cmd_name}", __package__)
+        with collector_paused():
+            module = importlib.import_module(f".verbs.{cmd_name}", __package__)
         command: click.Command = module.command
         return command
 

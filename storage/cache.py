@@ -13,11 +13,11 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from .distributions import distribution_folder, distribution_version
 from .manifest import find_damage, make_manifest, read_manifest
 from .root import cache_root, unusable
 from .scratch import folder_beside
@@ -32,7 +32,7 @@ IN_USE_SECONDS = 3600  # an entry returned within this time may still have files
 _DEFAULT_LIMIT_GB = 32.0
 # The number of the form of everything in the cache. Raise it with each change of an exporter, a pass or a
 # kernel's layout that changes what is written, so that what an earlier version wrote is made again.
-FORMAT = 30
+FORMAT = 31
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino")  # what they can run decides what is lowered
@@ -217,11 +217,8 @@ def _damage(folder: Path) -> str | None:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    folders = {name: distribution_folder(name) for name in _LIBRARIES}
+    return {name: distribution_version(folder) for name, folder in folders.items() if folder is not None}
 
 
 @functools.cache

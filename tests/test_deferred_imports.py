@@ -1,4 +1,4 @@
-"""Sympy is imported at its first use by onnx_ir, and works then as ever."""
+"""Sympy and protobuf's text formats are imported at their first use, and work then as ever."""
 
 from __future__ import annotations
 
@@ -25,9 +25,26 @@ SYMPY_FIRST = "import sympy, carryall, onnx_ir\nassert onnx_ir._core.sympy is sy
 LIBRARY_FIRST = "import onnx_ir, carryall, sys\nassert onnx_ir._core.sympy is sys.modules['sympy']"
 
 
+TEXTS = """
+import sys
+import carryall, onnx_ir, onnx
+names = ("google.protobuf.json_format", "google.protobuf.text_format")
+assert not any(name in sys.modules for name in names)
+model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], []))
+for form in ("json", "textproto"):
+    text = onnx._get_serializer(form).serialize_proto(model)
+    assert onnx.load_model_from_string(text, format=form) == model, form
+assert all(name in sys.modules for name in names)
+import google.protobuf
+assert google.protobuf.json_format is sys.modules[names[0]]
+"""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("program", [USES, SYMPY_FIRST, LIBRARY_FIRST], ids=["uses", "sympy", "onnx_ir"])
-def test_symbolic_sizes_work_in_any_order_of_imports(program: str) -> None:
+@pytest.mark.parametrize(
+    "program", [USES, SYMPY_FIRST, LIBRARY_FIRST, TEXTS], ids=["uses", "sympy", "onnx_ir", "texts"]
+)
+def test_what_is_deferred_works_in_any_order_of_imports(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

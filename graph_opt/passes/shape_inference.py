@@ -81,6 +81,9 @@ def _graphs(attribute: onnx.AttributeProto) -> Sequence[onnx.GraphProto]:
 
 
 def _set(value: ir.Value, found: onnx.TypeProto) -> bool:
+    if found.WhichOneof("value") == "tensor_type" and found.tensor_type.HasField("shape"):
+        dims = [_size(dim) for dim in found.tensor_type.shape.dim]
+        return _set_tensor(value, ir.DataType(found.tensor_type.elem_type), dims)
     shape, kind = (
         ir.serde.deserialize_type_proto_for_shape(found),
         ir.serde.deserialize_type_proto_for_type(found),
@@ -91,3 +94,18 @@ def _set(value: ir.Value, found: onnx.TypeProto) -> bool:
     if kind is not None and value.dtype != kind.dtype:
         value.dtype, changed = kind.dtype, True
     return changed
+
+
+def _set_tensor(value: ir.Value, dtype: ir.DataType, dims: Sequence[int | str | None]) -> bool:
+    """Set what differs; most values of an exported graph have their shape already."""
+    changed = value.dtype != dtype
+    if changed:
+        value.dtype = dtype
+    if value.shape is None or value.shape != dims:
+        value.shape, changed = ir.Shape(dims), True
+    return changed
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    kind = dim.WhichOneof("value")
+    return None if kind is None else getattr(dim, kind)

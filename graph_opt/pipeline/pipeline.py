@@ -26,6 +26,7 @@ def run(
     *,
     disable: Collection[str] = (),
     debug: bool = False,
+    counted: bool = True,
     originals: Mapping[str, ir.TensorProtocol] | None = None,
 ) -> tuple[ir.Model, PipelineReport]:
     """Run ``passes`` in order.
@@ -36,6 +37,8 @@ def run(
         disable: names of passes to skip.
         debug: check the model after every pass, also with ONNX's checker if that accepts the original model.
             The environment variable ``CARRYALL_DEBUG`` has the same effect.
+        counted: whether the report holds counts of operators and weights, which take a sixth of the time of
+            lowering a decoder; only debugging counts anyway.
         originals: float weights by name; if given, the report holds the error of each quantized weight.
 
     Returns:
@@ -48,8 +51,11 @@ def run(
     _check_names(disable, passes)
     map_weights(model)
     debug = debug or is_debugging()
-    counts = count_operators(model)
-    report = PipelineReport(before=counts, disabled=sorted(disable), weights_before=weights_by_type(model))
+    counted = counted or debug
+    counts = count_operators(model) if counted else {}
+    report = PipelineReport(before=counts, disabled=sorted(disable))
+    if counted:
+        report.weights_before = weights_by_type(model)
     _measure_errors(report, model, originals)
     strict = debug and complaint(model) is None  # runtimes accept operators that the checker refuses
     for pass_ in passes:
@@ -59,15 +65,16 @@ def run(
         result = _call(pass_, model, report)
         seconds = time.perf_counter() - start
         model, old = result.model, counts
-        if result.modified or debug:  # counting takes as long as most passes that find nothing
+        if debug or (result.modified and counted):  # it takes as long as most passes that find nothing
             counts = count_operators(model)
         report.passes.append(_describe(pass_, seconds, result.modified, old, counts))
         if result.modified:
             _measure_errors(report, model, originals)
         if debug:
             _check(model, pass_name(pass_), strict=strict)
-    report.after, report.weights_after = counts, weights_by_type(model)
-    report.largest = [describe_tensor(tensor) for tensor in initializers(model)[:_LARGEST]]
+    if counted:
+        report.after, report.weights_after = counts, weights_by_type(model)
+        report.largest = [describe_tensor(tensor) for tensor in initializers(model)[:_LARGEST]]
     return model, report
 
 

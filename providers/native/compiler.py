@@ -36,6 +36,7 @@ _SHARED = (
     "experts",
     "operators",
     "attention_operator",
+    "cross_operator",
     "experts_operator",
     "gate_operator",
     "heads_operator",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from ...errors import (
     ProviderUnavailableError,
 )
 from ...graph_opt.graph.exact_session import prepare_session
+from ...storage.distributions import distribution_folder, distribution_version
 from ...storage.paths import check_utf8
 from ..captures import no_capture
 from ..placement import (
@@ -60,17 +60,22 @@ _FATAL_ONLY, _WARNINGS = 4, 2  # severities; onnxruntime starts with warnings
 
 def installed_wheels() -> dict[str, str]:
     """Return the versions of all installed distributions that contain the package ``onnxruntime``."""
-    wheels = {}
-    for wheel in _WHEELS:
-        try:
-            distribution = importlib.metadata.distribution(wheel)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        # onnxruntime-qnn 2 is a plugin beside onnxruntime; its versions 1 replaced it.
-        files = distribution.files
-        if files is None or any(file.as_posix() == "onnxruntime/__init__.py" for file in files):
-            wheels[wheel] = distribution.version
-    return wheels
+    folders = {wheel: distribution_folder(wheel) for wheel in _WHEELS}
+    # onnxruntime-qnn 2 is a plugin beside onnxruntime; its versions 1 replaced it.
+    return {
+        wheel: distribution_version(folder)
+        for wheel, folder in folders.items()
+        if folder is not None and _holds_onnxruntime(folder)
+    }
+
+
+def _holds_onnxruntime(distribution: Path) -> bool:
+    """Whether a distribution's record (PEP 376) lists the package; it does without a record."""
+    try:
+        record = (distribution / "RECORD").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    return any(line.startswith("onnxruntime/__init__.py,") for line in record.splitlines())
 
 
 def wheel_conflict(wheels: Mapping[str, str]) -> str | None:

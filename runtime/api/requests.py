@@ -28,10 +28,11 @@ from ..text.parsers.registry import AnswerFormats, message_parser
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
 from .encoder import Encoder
+from .hearing import Hearing
 from .prompts import ChatPrompt as ChatPrompt
+from .prompts import EncodedPrompt, PromptReader, encoder_of, images_of, plain_prompt
 from .prompts import PooledPrompt as PooledPrompt
 from .prompts import Prompt as Prompt
-from .prompts import PromptReader, images_of, plain_prompt
 from .resumption import Resumption
 from .sight import Sight
 
@@ -56,6 +57,9 @@ class RequestFactory:
         self.encoder = Encoder(model.open_encoder)
         special = None if model.tokenizer is None else model.tokenizer.special_texts
         self.sight = Sight(model.open_sight)
+        self.hearing = Hearing(
+            model.open_hearing, lambda: self.tokenizer, info.context_length, info.vocab_size
+        )
         if model.tokenizer is not None:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
         stated = None if model.tokenizer is None else model.tokenizer.config.get("response_template")
@@ -135,6 +139,7 @@ class RequestFactory:
             "pin_seconds": pin_seconds,
             "images": images_of(prompt),
             "resumption": prompt.resumption if isinstance(prompt, ChatPrompt) else (),
+            "encoder": encoder_of(prompt),
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
         requests = [
@@ -167,7 +172,9 @@ class RequestFactory:
         most = self._model.runner.info.context_length - 1  # a prompt leaves room for a token
         plain = plain_prompt(prompt)
         if not isinstance(plain, str):
-            return self.token_ids(plain if isinstance(plain, ChatPrompt | PooledPrompt) else plain[:most])
+            if isinstance(plain, ChatPrompt | PooledPrompt | EncodedPrompt):
+                return self.token_ids(plain)
+            return self.token_ids(plain[:most])
         tokens = self.encode(plain)
         if len(tokens) > most:
             bare = self.encode(plain, add_special_tokens=False)

@@ -61,12 +61,12 @@ def lower(
     try:
         own = [each for each in provider.passes(config) if not isinstance(each, without)]
         stacked = not changes and provider.takes_stacks(config)
-        return run(files.load(stacked=stacked), [*first, *own])[0]
+        return run(files.load(stacked=stacked), [*first, *own], counted=False)[0]
     except UnsupportedAttentionError as error:
         explicit = provider.explicit_passes(config)
         if explicit is None:
             raise error.refusal() from error
-        model, _ = run(files.load(), [*first, *explicit])
+        model, _ = run(files.load(), [*first, *explicit], counted=False)
         model.metadata_props[EXPLICIT_KV] = str(error)
         return model
 

@@ -3,6 +3,7 @@
 // QuantizedLinear   x float [..., inputs], weights uint8, bias float [outputs] (optional) -> float [..., outputs]
 // QuantizedRows     ids int64 [...], weights uint8 -> float [..., inputs]
 // PagedAttention    see attention_operator.cpp
+// CrossAttention    see cross_operator.cpp
 // QuantizedExperts  see experts_operator.cpp
 // SiluAndMul        see gate_operator.cpp
 // Chain             see chain_operator.cpp
@@ -139,9 +140,9 @@ OrtCustomOp rows_operator() {
 // The domain lives as long as the process, because sessions keep pointers to it, and all of them share one.
 struct Domain {
   OrtCustomOpDomain* domain = nullptr;
-  OrtCustomOp operators[11] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
+  OrtCustomOp operators[12] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
                               gate_operator(), chain_operator(), delta_operator(), convolution_operator(),
-                              sum_operator(), join_operator(), heads_operator()};
+                              sum_operator(), join_operator(), heads_operator(), cross_operator()};
   OrtCustomOp on_cuda[kCudaOperators];
 };
 

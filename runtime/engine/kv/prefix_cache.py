@@ -23,8 +23,8 @@ from .slots import SlotTable
 
 # An idle slot is taken over, and its tail lost, if at least this share of its tokens match; otherwise the
 # prefix is copied. Computing a token costs about 100 copies, but an answer is seldom needed again: the next
-# prompt has it, or another text in its place. A tail of the prompt belongs to a conversation that goes on, so
-# it is lost only if a copy would cost another text its slot.
+# prompt has it, or another text in its place. A tail of the prompt belongs to a conversation that goes on. So
+# it is kept while there is a free slot, and a long answer is not worth another text's slot.
 _MIN_TAKE_OVER_SHARE = 0.9
 # States that a slot keeps of texts that it continues, besides those of its newest request.
 _MOST_CHECKPOINTS = 2
@@ -136,13 +136,11 @@ class PrefixCache:
             match: the result of ``match`` for this request.
             headroom: further tokens that must fit.
         """
-        wanted = request.num_tokens + headroom + self._slots.state_tokens
+        wanted = request.num_tokens + headroom + self._slots.state_tokens + self._slots.fixed_tokens
         idle = [slot for slot in match.slots if self._slots.is_idle(slot)]
         own = min(idle, key=self._slots.tokens, default=None)
-        mostly = own is not None and match.length >= _MIN_TAKE_OVER_SHARE * self._slots.tokens(own)
-        branches = own is not None and match.length < self._asked[own]
-        spare = self._slots.num_free > 0 and self._slots.fits(wanted)
-        placed = (not mostly or (branches and spare)) and self._copy(request, match, wanted)
+        takes = own is not None and self._loses_little(own, match, wanted)
+        placed = not takes and self._copy(request, match, wanted)
         placed = placed or (own is not None and self._take_over(request, own, wanted))
         if placed:
             self._admitted(request, match)
@@ -252,6 +250,14 @@ class PrefixCache:
                     f"idle slot {slot} holds {facts[0]} tokens, the prefix tree says {facts[1:]}"
                 )
 
+    def _loses_little(self, slot: int, match: PrefixMatch, wanted: int) -> bool:
+        """Whether taking over an idle slot loses less than a copy, which may cost another text its slot."""
+        mostly = match.length >= _MIN_TAKE_OVER_SHARE * self._slots.tokens(slot)
+        only_answer = match.length >= self._asked[slot]
+        if self._slots.num_free and self._slots.fits(wanted):
+            return mostly and only_answer
+        return mostly or only_answer
+
     def _copy(self, request: Request, match: PrefixMatch, wanted: int) -> bool:
         """Give the request an empty slot with a copy of the matched prefix; return whether that worked."""
         running = (slot for slot in match.slots if not self._slots.is_idle(slot))
@@ -276,7 +282,7 @@ class PrefixCache:
 
         Its checkpoints are dropped if need be. The request's first row still finds the one where it starts.
         """
-        more = wanted - self._slots.tokens(slot) - self._slots.state_tokens
+        more = wanted - self._slots.tokens(slot) - self._slots.state_tokens - self._slots.fixed_tokens
         while not self.make_room(more, [slot]):
             if not self._slots.drop_state([slot]):
                 return False
@@ -335,7 +341,8 @@ class PrefixCache:
         if self._stored is not None:
             whole = request.usable_prefix // CHUNK_TOKENS * CHUNK_TOKENS
             junction = request.stored.kv if request.stored is not None else 0
-            wanted |= {n for n in (whole, junction) if n - start >= _MIN_STORED}
+            # A restore may fail, and then these lengths are computed too.
+            wanted |= {n for n in (whole, junction) if n - match.length >= _MIN_STORED}
         self._slots.keep(slot, sorted(wanted))
 
     def keep_state(self, request: Request, length: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -66,8 +65,7 @@ def write_group(folder: Path, **files: str) -> None:
 
 
 def test_the_control_groups_limit_memory(fake_system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = SimpleNamespace(total=16 * 2**30, available=8 * 2**30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: facts)
+    monkeypatch.setattr(machine, "_machine_memory", lambda: (16 * 2**30, 8 * 2**30))
     monkeypatch.setattr(machine, "_groups", lambda: [fake_system / "cgroup/a/b", fake_system / "cgroup/a"])
     assert machine.memory() == (16 * 2**30, 8 * 2**30)
     # The inner group is unlimited; pages of files count as available.
@@ -77,6 +75,14 @@ def test_the_control_groups_limit_memory(fake_system: Path, monkeypatch: pytest.
     assert machine.memory() == (2**31, 2**30 + 2**28)
     write_group(fake_system / "cgroup/a", current=str(2**32))
     assert machine.memory() == (2**31, 0)
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux has it")
+def test_the_memory_of_the_machine_is_what_psutil_says() -> None:
+    total, available = machine._machine_memory()
+    facts = psutil.virtual_memory()
+    assert total == facts.total
+    assert abs(available - facts.available) < 0.2 * total
 
 
 def test_version_1_of_control_groups(fake_system: Path, monkeypatch: pytest.MonkeyPatch) -> None:

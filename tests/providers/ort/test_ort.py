@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import builtins
-import importlib.metadata
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
@@ -117,19 +116,17 @@ def test_failures_while_loading_become_typed(
     assert message in str(found)
 
 
-def wheels(installed: dict[str, str], file: str = "onnxruntime/__init__.py") -> Callable[[str], Any]:
-    def distribution(name: str) -> Any:
-        if name not in installed:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return SimpleNamespace(version=installed[name], files=[importlib.metadata.PackagePath(file)])
-
-    return distribution
+def install(folder: Path, wheels: dict[str, str], file: str = "onnxruntime/__init__.py") -> None:
+    for name, version in wheels.items():
+        record = folder / f"{name.replace('-', '_')}-{version}.dist-info" / "RECORD"
+        record.parent.mkdir()
+        record.write_text(f"{record.parent.name}/METADATA,sha256=x,1\n{file},sha256=x,1\n")
 
 
 @pytest.mark.usefixtures("fresh_import")
-def test_two_wheels_over_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}
-    monkeypatch.setattr(importlib.metadata, "distribution", wheels(both))
+def test_two_wheels_over_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(tmp_path, {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"})
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(ProviderUnavailableError) as caught:
         ort.load_onnxruntime("provider 'cpu'")
     assert "onnxruntime 1.31.1, onnxruntime-gpu 1.31.0" in str(caught.value)
@@ -137,11 +134,17 @@ def test_two_wheels_over_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'carryall[cpu]' or 'carryall[cuda]'" in str(caught.value)
 
 
-def test_a_plugin_beside_onnxruntime_is_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_beside_onnxruntime_is_no_conflict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """onnxruntime-qnn 2 installs a folder of its own."""
-    plugin = wheels({"onnxruntime-qnn": "2.7.0"}, "onnxruntime_qnn/__init__.py")
-    monkeypatch.setattr(importlib.metadata, "distribution", plugin)
+    install(tmp_path, {"onnxruntime-qnn": "2.7.0"}, "onnxruntime_qnn/__init__.py")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert ort.installed_wheels() == {}
+
+
+def test_a_wheel_without_a_record_holds_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime-1.30.0.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert ort.installed_wheels() == {"onnxruntime": "1.30.0"}
 
 
 def test_one_wheel_is_no_conflict() -> None:

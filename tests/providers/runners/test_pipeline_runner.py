@@ -111,8 +111,9 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runne
 def steps(runner: Runner) -> npt.NDArray[np.float32]:
     """The logits of long prompts, which are cut, of a prompt on a cache, and of decoding."""
     first, second = np.random.default_rng(0).integers(0, 250, (2, 120))
+    # Where layers have states, the slot keeps those after 64 tokens.
     kept: dict[str, Any] = {"checkpoints": [64]}
-    found = list[npt.NDArray[np.float32]]()  # where layers have states, the slot keeps those after 64 tokens
+    found = list[npt.NDArray[np.float32]]()
     for rows in (
         [Row(0, first[:100], 0, num_logits=70, **kept), Row(1, second[:5], 0, num_logits=3)],
         [Row(0, first[100:104], 100, num_logits=0, **kept), Row(1, second[5:6], 5)],

@@ -53,6 +53,32 @@ def test_a_conversation_goes_on_in_the_slot_it_left() -> None:
     assert engine.stats().idle_kv_tokens == second.num_computed
 
 
+def test_a_long_answer_that_was_rewritten_does_not_cost_another_text_its_slot() -> None:
+    engine, _ = make_engine(prefix_cache=True, max_slots=2)
+    other = make_request("other", list(range(100, 130)))
+    run(engine, [other])
+    prompt = [*SYSTEM, 50]
+    for turn in range(3):  # each answer is more than a tenth of its slot's tokens
+        request = make_request(str(turn), prompt)
+        assert run(engine, [request]) == [alone(request)]
+        assert not turn or request.metrics.cached_tokens == len(prompt) - 2
+        prompt = [*prompt, 60 + turn, 70 + turn]
+    again = make_request("again", list(range(100, 130)))
+    assert run(engine, [again]) == [alone(again)]
+    assert again.metrics.cached_tokens == 29
+
+
+def test_a_tail_of_a_prompt_is_kept_while_there_is_a_free_slot() -> None:
+    for max_slots, cached in ((2, 44), (1, 41)):
+        engine, _ = make_engine(prefix_cache=True, max_slots=max_slots)
+        texts = [[*SYSTEM, 80, *tail] for tail in ((50, 51, 52, 53), (60, 61, 62, 63))]
+        for text in texts:
+            run(engine, [make_request(str(text), text, ONE)])
+        again = make_request("again", texts[0], ONE)
+        assert run(engine, [again]) == [alone(again)]
+        assert again.metrics.cached_tokens == cached
+
+
 def test_a_running_request_s_prompt_is_copied_once_it_is_computed() -> None:
     engine, runner = make_engine(prefix_cache=True, max_step_tokens=20)
     copies = recorded_copies(runner)
