@@ -337,7 +337,8 @@ class Runner(abc.ABC):
             length: number of positions.
 
         Returns:
-            Arrays on the host, possibly views, which the next call of any method may overwrite.
+            Arrays on the host: views, which the next call of any method may overwrite, or arrays with memory
+            of their own, which the runner does not use again.
 
         Raises:
             ProviderRuntimeError: the slot holds fewer positions, or they cannot be read.
@@ -370,7 +371,7 @@ class Runner(abc.ABC):
             length: the slot's length, or one of its checkpoints.
 
         Returns:
-            ``info.state_arrays`` arrays on the host, possibly views, which the next call may overwrite.
+            ``info.state_arrays`` arrays on the host, as those of ``read_kv``.
 
         Raises:
             ProviderRuntimeError: the slot has no state there, or it cannot be read.

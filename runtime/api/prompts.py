@@ -250,6 +250,9 @@ class PromptReader:
 
 
 def _integers(prompt: Sequence[int]) -> list[int]:
+    kinds = set(map(type, prompt))
+    if kinds <= {int}:  # the check by abstract classes takes 2 ms for 4,096 tokens
+        return list(prompt)
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise RequestError(f"{ACCEPTED}; the list has {shown(token)}")

@@ -17,6 +17,7 @@ from cuda_emulator import build_nccl, operators
 from carryall.errors import ProviderUnavailableError
 from carryall.providers.base import RunnerConfig
 from carryall.providers.cuda import nccl
+from carryall.providers.host import libraries as host_libraries
 from carryall.providers.runners.ranks_memory import RanksMemory
 from carryall.providers.targets.cuda import CudaProvider
 
@@ -137,7 +138,7 @@ def test_a_graph_of_a_rank_needs_nccl(tmp_path: Path) -> None:
 
 
 def test_without_nccl_the_remedy_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl.libraries, "load", lambda file: None)
+    monkeypatch.setattr(host_libraries, "load", lambda file: None)
     with pytest.raises(ProviderUnavailableError, match=r"libnccl.so.2 .*pip install nvidia-nccl-cu"):
         nccl.load_nccl(operators()[1])
 

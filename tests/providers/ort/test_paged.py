@@ -313,8 +313,7 @@ def test_a_cache_of_8_bits_takes_a_quarter_of_the_memory_and_gives_the_same_text
 ) -> None:
     model, exact = decoder("qwen3", "int8-kv", tmp_path), decoder("qwen3", "float", tmp_path)
     config = RunnerConfig(max_slots=SLOTS, context_length=64, num_threads=1, options={"kv_cache": kv_cache})
-    found: list[Any] = []
-    sizes: list[int] = []
+    found, sizes = list[Any](), list[int]()
     for graph, options in (
         (model, {"kv_cache": kv_cache}),
         (model, {"kv_cache": kv_cache, "cuda_graphs": False}),

@@ -86,8 +86,8 @@ HYBRID: dict[str, tuple[dict[str, Any], list[LayerRange]]] = {
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runner, PipelineRunner]]:
     """A tiny model whole, and over stages of one layer or more."""
     provider = get_provider("cpu")
-    fields: dict[str, Any]
-    family, fields = "llama", {"num_hidden_layers": 3}
+    family = "llama"
+    fields: dict[str, Any] = {"num_hidden_layers": 3}
     cuts = [LayerRange(0, 0), LayerRange(1, 2)]
     if request.param == 3:
         cuts = [LayerRange(n, n) for n in range(3)]
@@ -111,10 +111,9 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runne
 def steps(runner: Runner) -> npt.NDArray[np.float32]:
     """The logits of long prompts, which are cut, of a prompt on a cache, and of decoding."""
     first, second = np.random.default_rng(0).integers(0, 250, (2, 120))
-    found: list[npt.NDArray[np.float32]] = []
-    kept: dict[str, Any] = {
-        "checkpoints": [64]
-    }  # where layers have states, the slot keeps those after 64 tokens
+    # Where layers have states, the slot keeps those after 64 tokens.
+    kept: dict[str, Any] = {"checkpoints": [64]}
+    found = list[npt.NDArray[np.float32]]()
     for rows in (
         [Row(0, first[:100], 0, num_logits=70, **kept), Row(1, second[:5], 0, num_logits=3)],
         [Row(0, first[100:104], 100, num_logits=0, **kept), Row(1, second[5:6], 5)],

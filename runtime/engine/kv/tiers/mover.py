@@ -128,7 +128,8 @@ class KVMover:
         return lost
 
     def _put(self, tier: Tier, key: bytes, parts: Parts) -> None:
-        tier.put(key, [np.array(part) for part in parts], wait=self.patient)
+        own = [part if part.base is None else np.array(part) for part in parts]
+        tier.put(key, own, wait=self.patient)
 
     @property
     def store(self) -> ChunkStore | None:

@@ -14,6 +14,7 @@ from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.providers.targets.null import NullRunner
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.kv.tiers.disk import DiskTier
+from carryall.runtime.engine.kv.tiers.host import HostTier
 from carryall.runtime.engine.requests.request import Request
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -94,6 +95,30 @@ def test_damaged_chunks_are_computed_again(tmp_path: Path, damage: str) -> None:
     assert stats.kv_lost_chunks <= 1  # a file deleted before the lookup is not a fault
     engine.close()
     check(tmp_path, restored=192)  # written again
+
+
+def test_views_of_a_runner_are_copied_and_its_own_arrays_are_not() -> None:
+    runner, given = make_runner(max_slots=1), list[Any]()
+    engine = Engine(runner, EngineConfig(swap_bytes=1 << 20))
+    read, buffer = runner.read_kv, np.zeros(4096, np.int64)
+
+    def alternating(slot: int, start: int, length: int) -> list[Any]:
+        (part,) = read(slot, start, length)
+        if start:
+            given.append(part)
+            return [part]
+        buffer[: len(part)] = part
+        return [buffer[: len(part)]]
+
+    runner.read_kv = alternating  # type: ignore[method-assign]
+    run(engine, [make_request("a", list(range(1, 131)))])
+    run(engine, [make_request("b", list(range(200, 70, -1)))])  # takes the slot
+    buffer[:] = -1
+    assert isinstance(engine._mover._tier, HostTier)
+    chunks = engine._mover._tier._chunks.values()
+    stored = [part for parts in chunks for part in parts]
+    assert any(part is own for part in stored for own in given)
+    assert not any((part == -1).any() for part in stored)
 
 
 def test_a_preempted_request_gets_its_kv_back() -> None:
