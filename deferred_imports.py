@@ -1,8 +1,8 @@
 """Modules that onnx_ir imports but needs for little, imported at their first use.
 
 onnx_ir 1.1 imports sympy at its top for arithmetic on symbolic sizes: 0.5 s of every command that reads a
-graph, half of what such a command takes before it works. No pass here computes with symbolic sizes. onnx, which
-it imports, does so with protobuf's modules for graphs written as text: 20 ms.
+graph, half of what such a command takes before it works. No pass here computes with symbolic sizes. onnx,
+which it imports, does so with protobuf's modules for graphs written as text: 20 ms.
 """
 
 from __future__ import annotations
