@@ -31,10 +31,20 @@ MERGED_PATCHES = "merged_patches"
 IMAGE_STATES = "image_states"  # its output, and an input of a decoder lowered for a model that sees
 IMAGE_ROWS = "image_rows"  # the row of image_states that replaces a token's embedding, -1 for none
 
+# Of encoder-decoders: the rows of encoder.onnx that cross-attention reads, new ones only, and which of all
+# are real.
+ENCODER_STATES = "encoder_hidden_states"
+ENCODER_MASK = "encoder_attention_mask"
+
+# Of audio.onnx: log-mel frames [windows, mels, frames], and its output [windows, positions, width].
+AUDIO_FEATURES, AUDIO_STATES = "input_features", "audio_states"
+
 IMAGE_AHEAD = "image_ahead"  # how many tokens behind a token it sees too, those of its picture; int32
 ROPE_POSITIONS = "rope_positions"  # positions in time, height and width, for a decoder of ``ROPE_AXES``
 
 # Only in lowered graphs.
+# By row, where its new rows of the encoder begin, how many it has in all, and their blocks; int32.
+ENCODER_BEGINS, ENCODER_LENGTHS, ENCODER_TABLE = "encoder_begins", "encoder_lengths", "encoder_block_table"
 SEQLENS_K = "seqlens_k"
 TOTAL_SEQUENCE_LENGTH = "total_sequence_length"
 LOGITS_POSITIONS = "logits_positions"
@@ -64,6 +74,7 @@ DEEP_STATES = "deep_image_states"
 SEEN_EMBEDDING = "image_embedding"  # the value whose rows pictures replace; without it, the rows of the table
 IMAGE_PAD = "image_pad_token"  # the token that further tables look up in place of those of pictures
 AHEAD_WINDOWS = "image_ahead_windows"  # JSON: windows, or null, of the layers whose tokens see by IMAGE_AHEAD
+ENCODER_ROWS = "encoder_rows"  # the most rows of an encoder to which a sequence attends
 NUM_TOKENS = "num_tokens"  # number of rows of the embedding table
 TEXT_REDUCTIONS = "text_reductions"  # JSON: outputs [1, tokens, ...] to add or maximise over each text
 TEXT_FORM = "text_form"  # JSON: ``exporter/encoders/text_form.py``
@@ -72,6 +83,9 @@ TEXT_FORM = "text_form"  # JSON: ``exporter/encoders/text_form.py``
 PAST, PRESENT = "past_key_values", "present"
 KINDS = ("key", "value")
 PAST_KEY = re.compile(rf"{PAST}\.(\d+)\.key")
+# Keys and values of cross-attention, whose positions are the encoder's rows: past_encoder.N.key and .value
+# [batch, heads, rows, head size], with outputs present_encoder.N.key and .value.
+_PAST_ENCODER = re.compile(r"past_encoder\.(\d+)\.(key|value)")
 CACHE = re.compile(rf"{PAST}\.(\d+)\.(key|value)")
 # Recurrent states of fixed size, which have no positions: past_conv.N [batch, channels, taps - 1] and
 # past_recurrent.N [batch, heads, key size, value size], with outputs present_conv.N and present_recurrent.N.
@@ -103,6 +117,21 @@ def is_present(name: str | None) -> bool:
     return str(name).startswith(f"{PRESENT}.")
 
 
+def past_encoder_name(layer: int, kind: str) -> str:
+    """Return the input name of a layer's ``key`` or ``value`` of the encoder's rows."""
+    return f"past_encoder.{layer}.{kind}"
+
+
+def present_encoder_name(layer: int, kind: str) -> str:
+    """Return the output name of a layer's ``key`` or ``value`` of the encoder's rows."""
+    return f"present_encoder.{layer}.{kind}"
+
+
+def is_past_encoder(name: str | None) -> bool:
+    """Whether a name is that of an input with keys or values of the encoder's rows."""
+    return _PAST_ENCODER.fullmatch(str(name)) is not None
+
+
 def past_state_name(layer: int | str, kind: str) -> str:
     """Return the input name of a layer's recurrent state; ``kind`` is ``conv`` or ``recurrent``."""
     return f"past_{kind}.{layer}"
@@ -120,6 +149,8 @@ def is_past_state(name: str | None) -> bool:
 
 def present_of(past: str) -> str:
     """Return the output name of a cache input, or of a recurrent state."""
+    if is_past_encoder(past):
+        return past.replace("past_", "present_", 1)
     state = PAST_STATE.fullmatch(past)
     return past.replace(PAST, PRESENT, 1) if state is None else present_state_name(state[2], state[1])
 

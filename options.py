@@ -30,6 +30,8 @@ _METADATA = "carryall"
 _LARGEST = 2**63 - 1  # the maximum of int64, the largest integer that the libraries accept
 _BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kKMGTP]?)(i?)B?")
 _POWERS = " kMGTP"
+_TOKENS = re.compile(r"(\d{1,9})\s*([kKmM])")
+TOKENS = {"": 1, "k": 1 << 10, "m": 1 << 20}  # as context lengths are called: 32k is 32,768
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _WORDS = {bool: "true or false", str: "a string", Path: "a path", Mapping: "a mapping"}
 
@@ -52,7 +54,8 @@ def option(
         least: the smallest number allowed.
         above: allowed numbers are larger than this.
         most: the largest number allowed; for integers by default the maximum of int64.
-        unit: the unit of the number, which strings may end with; with ``bytes``, such as ``8GB``.
+        unit: the unit of the number, which strings may end with; with ``bytes``, such as ``8GB``, and with
+            ``tokens``, such as ``32k``.
         choices: allowed strings or integers, if the annotation cannot list them.
         flags: flags on the command line, if not ``--the-field``; ``--yes/--no`` for both values of a bool.
         section: the section of the command line's help; only if a dataclass has several.
@@ -331,6 +334,9 @@ def _read_bool(_: Option, text: str) -> bool:
 
 
 def _read_integer(declaration: Option, text: str) -> int:
+    tokens = _TOKENS.fullmatch(text.strip()) if declaration.unit == "tokens" else None
+    if tokens is not None:
+        return int(tokens[1]) * TOKENS[tokens[2].lower()]
     found = _BYTES.fullmatch(text.strip()) if declaration.unit == "bytes" else None
     if found is None or text.strip().isdecimal():
         return int(text)

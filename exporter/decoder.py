@@ -13,15 +13,21 @@ from ..contract import (
     AHEAD_WINDOWS,
     ATTENTION_MASK,
     DEEP_STATES,
+    ENCODER_MASK,
+    ENCODER_ROWS,
+    ENCODER_STATES,
     IMAGE_PAD,
     INPUT_IDS,
+    KINDS,
     LOGITS,
     POSITION_IDS,
     ROPE_AXES,
     SEEN_EMBEDDING,
     STATE_KINDS,
+    past_encoder_name,
     past_name,
     past_state_name,
+    present_encoder_name,
     present_name,
     present_state_name,
 )
@@ -32,6 +38,7 @@ from .rope import rope_tables
 from .weights import Array, Checkpoint
 
 PAST, TOTAL = "past_sequence", "total_sequence"
+ENCODER_PAST, ENCODER_TOTAL = "past_encoder_rows", "total_encoder_rows"
 
 
 class Decoder(GraphWriter):
@@ -60,12 +67,18 @@ class Decoder(GraphWriter):
             (layer, kind): self.input(past_state_name(layer, kind), ir.DataType.FLOAT, shape)
             for layer, kind, shape in shapes
         }
+        self.encoder_states: ir.Value | None = None
+        self._past_encoder: dict[int, tuple[ir.Value, ir.Value]] = {}
+        if config.encoder_width:
+            self._write_encoder_inputs()
         self._seen_embedding: str | None = None
         self._deep: list[str] = []
         self._packed: dict[str, ir.Value] = {}
         self._ordered: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
         self._present: dict[int, tuple[ir.Value, ir.Value]] = {}
+        self._present_encoder: dict[int, tuple[ir.Value, ir.Value]] = {}
         self._present_states: dict[tuple[int, str], ir.Value] = {}
+        self._encoder_mask: ir.Value | None = None
         self._real: ir.Value | None = None
         self._masks: dict[int | None, ir.Value] = {}
         self._ropes: dict[RopeConfig, tuple[ir.Value, ir.Value]] = {}
@@ -100,6 +113,19 @@ class Decoder(GraphWriter):
     def set_present(self, layer: int, key: ir.Value, value: ir.Value) -> None:
         """Set the present key and value of ``layer``, [batch, kv_heads, total, head_dim]."""
         self._present[layer] = (key, value)
+
+    def with_encoder_rows(self, layer: int, key: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return the keys and values of all the encoder's rows, given those of the new ones.
+
+        All are [batch, heads, rows, size]. A sequence brings its rows once; later runs have none that are
+        new.
+        """
+        old = self._past_encoder[layer]
+        joined = (
+            self.op("Concat", before, new, axis=2) for before, new in zip(old, (key, value), strict=True)
+        )
+        self._present_encoder[layer] = next(joined), next(joined)
+        return self._present_encoder[layer]
 
     def set_state(self, layer: int, kind: str, state: ir.Value) -> None:
         """Set the present recurrent state of ``layer``; ``kind`` is ``conv`` or ``recurrent``."""
@@ -150,12 +176,33 @@ class Decoder(GraphWriter):
                 self._masks[window] = self._write_mask(window)
         return self._masks[window]
 
+    def encoder_mask(self) -> ir.Value:
+        """Return the additive mask of cross-attention, [batch, 1, sequence, rows of the encoder]."""
+        if self._encoder_mask is None:
+            with self.unscoped("encoder_mask"):
+                real = self.input(ENCODER_MASK, ir.DataType.INT64, ("batch", ENCODER_TOTAL))
+                real = self.op("Unsqueeze", self.op("Cast", real, to=ir.DataType.BOOL), self.ints(1, 2))
+                sequence = self.op("Shape", self.input_ids, start=1, end=2)
+                mask = self.op(
+                    "Where",
+                    real,
+                    self.constant(0, np.float32, "visible"),
+                    self.constant(np.finfo(np.float32).min, np.float32, "hidden"),
+                )
+                shape = self.op("Concat", self.ints(1, 1), sequence, self.ints(1), axis=0)
+                self._encoder_mask = self.op("Expand", mask, shape)
+        return self._encoder_mask
+
     def finish(self, logits: ir.Value) -> ir.Model:
         """Add the outputs and return the model. ``logits`` is float32 [batch, sequence, vocab]."""
         self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", "sequence", self.config.vocab_size))
         for layer, values in sorted(self._present.items()):
             for value, kind in zip(values, ("key", "value"), strict=True):
                 self.output(value, present_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(layer, TOTAL))
+        for layer, values in sorted(self._present_encoder.items()):
+            for value, kind in zip(values, KINDS, strict=True):
+                shape = self._encoder_shape(ENCODER_TOTAL)
+                self.output(value, present_encoder_name(layer, kind), ir.DataType.FLOAT, shape)
         for layer in range(self.config.num_layers):
             for _, kind, shape in self._state_shapes(layer):
                 state = self._present_states[layer, kind]
@@ -169,6 +216,8 @@ class Decoder(GraphWriter):
         for key, names in facts.items():
             if names:
                 model.metadata_props[key] = json.dumps(names)
+        if self.config.encoder_rows:
+            model.metadata_props[ENCODER_ROWS] = str(self.config.encoder_rows)
         if self._seen_embedding is not None:
             model.metadata_props[SEEN_EMBEDDING] = self._seen_embedding
         if self.config.image_pad is not None:
@@ -187,6 +236,19 @@ class Decoder(GraphWriter):
         if state.heads:
             shapes.append((layer, recurrent, ("batch", state.heads, state.key_size, state.value_size)))
         return shapes
+
+    def _write_encoder_inputs(self) -> None:
+        """Add the encoder's new rows, and the keys and values of those before."""
+        rows = ("batch", "new_encoder_rows", self.config.encoder_width)
+        self.encoder_states = self.input(ENCODER_STATES, ir.DataType.FLOAT, rows)
+        shape = self._encoder_shape(ENCODER_PAST)
+        for layer in range(self.config.num_layers):
+            names = [past_encoder_name(layer, kind) for kind in KINDS]
+            key, value = (self.input(name, ir.DataType.FLOAT, shape) for name in names)
+            self._past_encoder[layer] = key, value
+
+    def _encoder_shape(self, rows: str) -> tuple[Any, ...]:
+        return ("batch", self.config.num_heads, rows, self.config.head_dim)
 
     def _kv_input(self, layer: int, kind: str) -> ir.Value:
         return self.input(past_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(layer, PAST))

@@ -22,6 +22,7 @@ from ..storage.scratch import scratch_folder
 from ..storage.stored_tensor import StoredStack, StoredTensor
 from ..storage.writing import writing
 from . import vision
+from .audio_processor import AudioProcessor, audio_module, audio_processor, hears
 from .config import CONFIG_FILE, RawConfig, context_lengths, read_config
 from .config_checks import check_layer_count
 from .decoder import Decoder
@@ -31,8 +32,8 @@ from .family import family as family
 from .family import normalised_config
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import gguf_tokenizer
-from .image_processor import SIDE_FILES, has_tower, image_processor
-from .package import VISION_FILE, Package, fingerprint
+from .image_processor import SIDE_FILES, ImageProcessor, has_tower, image_processor
+from .package import AUDIO_FILE, VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
 from .safetensors_files import safetensors_of
@@ -121,7 +122,7 @@ Build = Callable[[Path, Tensors], ExportedGraph]
 def sight(
     source: Path, raw: RawConfig, tensors: Mapping[str, StoredTensor] | None = None
 ) -> Callable[[Path], None] | None:
-    """Return what writes the files with which a model sees into a package; None for one that reads text only.
+    """Return what writes the files with which a model sees or hears into a package; None if it does not.
 
     Args:
         source: the checkpoint folder.
@@ -129,22 +130,27 @@ def sight(
         tensors: as for ``export_model``.
 
     Raises:
-        CheckpointError: its picture processor is missing or damaged, or a weight is.
-        UnsupportedModelError: its picture processor, or an option of it, is not supported.
+        CheckpointError: its processor of pictures or sound is missing or damaged, or a weight is.
+        UnsupportedModelError: its processor, or an option of it, is not supported.
     """
-    if not has_tower(raw):
+    processor: ImageProcessor | AudioProcessor
+    if has_tower(raw):
+        processor, file = image_processor(source, raw), VISION_FILE
+        module: Any = importlib.import_module(f"{vision.__name__}.{raw['model_type']}")
+        model = module.vision_model(raw, Checkpoint(source, tensors))
+    elif hears(raw):
+        processor, file = audio_processor(source, raw), AUDIO_FILE
+        model = audio_module(raw).audio_model(raw, Checkpoint(source, tensors))
+    else:
         return None
-    processor = image_processor(source, raw)
-    module: Any = importlib.import_module(f"{vision.__name__}.{raw['model_type']}")
-    model = module.vision_model(raw, Checkpoint(source, tensors))
 
     def write(folder: Path) -> None:
-        save_model(model, folder / VISION_FILE)
+        save_model(model, folder / file)
         processor.write(folder)
-        for file in SIDE_FILES:
-            if (source / file).is_file():
-                with writing(folder / file):
-                    shutil.copyfile(source / file, folder / file)
+        for name in SIDE_FILES:
+            if (source / name).is_file():
+                with writing(folder / name):
+                    shutil.copyfile(source / name, folder / name)
 
     return write
 
@@ -172,6 +178,7 @@ def export_package(
         text_only: leave out what a model sees pictures with.
 
     Raises:
+        UsageError: ``text_only`` for a model that writes down sound.
         OutputExistsError: ``out`` is not empty.
         UnsupportedModelError: see ``export_model``.
         CheckpointError: see ``export_model``, or the tokenizer is missing or damaged.
@@ -181,6 +188,10 @@ def export_package(
     with opened(source, raw) as (folder, tensors, stored):
         config = check_paths(folder, out) if raw is None else raw
         check_tokenizer(folder)
+        if text_only and hears(config):
+            raise UsageError(
+                f"{source} writes down sound; without its encoder it writes nothing: omit text_only"
+            )
         seen = None if text_only else sight(folder, config, tensors)
         if build is None:
             head = draft_head_model(folder, config, tensors)

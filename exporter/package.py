@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CheckpointError, PackageError
 from ..storage.hashes import content_key
 from ..storage.manifest import MISSING, UNREADABLE, find_damage
+from .audio_processor import AUDIO_PROCESSOR_FILE
 from .config import CONFIG_FILE, GENERATION_FILE, read_json
 from .image_processor import IMAGE_PROCESSOR_FILE, SIDE_FILES
 from .package_record import RECORD_FILE, PackageRecord, read_record
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MODEL_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 VISION_FILE = "vision.onnx"  # of a model that sees
+AUDIO_FILE = "audio.onnx"  # of a model that hears
 DRAFT_HEAD_FILE = "mtp.onnx"  # of a model with a head that predicts further tokens
 TOKENIZER_FILE = "tokenizer.json"
 COPIED_FILES = (
@@ -33,8 +35,12 @@ COPIED_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-# What a package of a model that sees has beside the others.
-SIGHT_FILES = (VISION_FILE, f"{VISION_FILE}.data", IMAGE_PROCESSOR_FILE, *SIDE_FILES)
+# What a package of a model that sees or hears has beside the others.
+SIGHT_FILES = (
+    *(VISION_FILE, f"{VISION_FILE}.data", IMAGE_PROCESSOR_FILE),
+    *(AUDIO_FILE, f"{AUDIO_FILE}.data", AUDIO_PROCESSOR_FILE),
+    *SIDE_FILES,
+)
 HEAD_FILES = (DRAFT_HEAD_FILE, f"{DRAFT_HEAD_FILE}.data")
 _NEEDED = (MODEL_FILE, CONFIG_FILE, TOKENIZER_FILE)
 
@@ -106,6 +112,11 @@ class Package:
     def sees(self) -> bool:
         """Whether the model takes pictures."""
         return VISION_FILE in self.record.files and IMAGE_PROCESSOR_FILE in self.record.files
+
+    @property
+    def hears(self) -> bool:
+        """Whether the model takes sound."""
+        return AUDIO_FILE in self.record.files and AUDIO_PROCESSOR_FILE in self.record.files
 
     @cached_property
     def content_hash(self) -> str:

@@ -65,8 +65,8 @@ def write_package(
     ``source`` is a checkpoint folder or another package; ``config`` is the content of its config.json, if
     already read; ``content`` is the fingerprint to record, by default that of ``source``; ``context_length``
     is recorded if config.json states none; ``others`` are relative paths of further files to copy; ``sight``
-    writes the files with which a model sees, and ``head`` is the graph of its draft head; those of a package
-    are copied. The other arguments are those of ``export_package``.
+    writes the files with which a model sees or hears, and ``head`` is the graph of its draft head; those of a
+    package are copied. The other arguments are those of ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -100,8 +100,11 @@ def write_package(
 
 
 def _sees(source: Path) -> bool:
-    """Return whether a folder is a package of a model that takes pictures."""
-    return Package.is_package(source) and Package.unchecked(source).sees
+    """Return whether a folder is a package of a model that takes pictures or sound."""
+    if not Package.is_package(source):
+        return False
+    package = Package.unchecked(source)
+    return package.sees or package.hears
 
 
 def _write_json(path: Path, content: RawConfig) -> None:

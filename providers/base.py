@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..errors import ProviderRuntimeError
 from ..options import NoOptions, checked
-from .kv_groups import KVGroups
+from .kv_groups import EncoderKV, KVGroups, StateKV
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -99,6 +99,8 @@ class RunnerInfo:
     image_width: int = 0  # columns of ``Row.image_states``; 0 if the graph takes no pictures
     image_ahead: bool = False  # whether ``Row.image_ahead`` is taken: tokens of a picture see all of it
     rope_axes: int = 0  # rows of ``Row.rope_positions``; 0 if positions have one axis
+    encoder_width: int = 0  # columns of ``EncoderOutput.states``; 0 without cross-attention
+    encoder_rows: int = 0  # the most rows of an ``EncoderOutput``
     on_device: bool = False  # whether the model runs on a device and leaves the host's cores free
     step_tokens: int = STEP_TOKENS  # more tokens in a step hardly save time
     steps_ahead: int = 0  # 1 if ``submit`` takes a step while the step before it is in flight
@@ -116,7 +118,12 @@ class RunnerInfo:
     @property
     def state_bytes(self) -> int:
         """Bytes of a state in all layers that have one; 0 if no layer has."""
-        return sum(group.fixed_bytes for group in self.kv_groups)
+        return sum(group.fixed_bytes for group in self.kv_groups if isinstance(group, StateKV))
+
+    @property
+    def encoder_bytes(self) -> int:
+        """The most bytes that the keys and values of an encoder's rows take in all layers; 0 without them."""
+        return sum(group.fixed_bytes for group in self.kv_groups if isinstance(group, EncoderKV))
 
     @property
     def sliding_window(self) -> int:
@@ -150,6 +157,19 @@ class Draw:
     min_p: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderOutput:
+    """What an encoder made of a picture or a sound, to which cross-attention attends.
+
+    Args:
+        key: 32 bytes that tell outputs apart; slots with equal keys share their keys and values.
+        states: [rows, info.encoder_width].
+    """
+
+    key: bytes
+    states: npt.NDArray[np.float32]
+
+
 @dataclass(slots=True)
 class Row:
     """One sequence's part of a step: run ``tokens`` after ``start`` cached tokens.
@@ -176,6 +196,9 @@ class Row:
     # [info.rope_axes, m], 1 <= m <= n: positions of the first m tokens in time, height and width. Others go
     # on from the largest of the last; without it, all are those in the text.
     rope_positions: npt.NDArray[np.int64] | None = None
+    encoder: EncoderOutput | None = (
+        None  # with ``info.encoder_width``; a slot keeps that of its row at start 0
+    )
     lora: int | None = None  # the place of the LoRA adapter, see ``Runner.load_lora``; None is none
     # Lengths at which states are kept, below start + len(tokens): of the slot's checkpoints and its former
     # length those that stay, and lengths within the row. Others are dropped.
@@ -472,6 +495,10 @@ class Provider(abc.ABC):
             UsageError: an option is unknown, has a wrong type, or is not one of its choices.
         """
         return dataclasses.asdict(checked(self.options, options, f"provider '{self.name}'"))
+
+    def rank_config(self, config: RunnerConfig, rank: int) -> RunnerConfig:
+        """Return the options of one of the processes over which a model is cut."""
+        return config
 
     def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Replace automatic options by values for this machine, for ``passes`` and ``runner``.

@@ -1,9 +1,10 @@
 """The groups of layers that a decoder's memory consists of: what they hold, free, and can be resumed from.
 
 Layers of a kind keep the same positions of a text: all of them (full attention), those of a window, or one
-state of fixed size that sums up everything before it and cannot be cut (recurrent layers). Layers that read
-the cache of another belong to its group, whose window is then the widest of its readers. A runner states its
-groups in ``RunnerInfo.kv_groups``, and whoever counts, frees or reuses memory asks them.
+state of fixed size that sums up everything before it and cannot be cut (recurrent layers), or the rows of an
+encoder, which no token changes (cross-attention). Layers that read the cache of another belong to its group,
+whose window is then the widest of its readers. A runner states its groups in ``RunnerInfo.kv_groups``, and
+whoever counts, frees or reuses memory asks them.
 """
 
 from __future__ import annotations
@@ -119,6 +120,23 @@ class StateKV(KVGroup):
         """See ``KVGroup``: the newest state, or the last checkpoint that is not too long."""
         points = [*held.checkpoints, held.tokens]
         return max((point for point in points if point <= min(length, held.tokens)), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderKV(KVGroup):
+    """Cross-attention: keys and values of an encoder's rows, the same for all tokens of a text.
+
+    Args:
+        row_bytes: bytes of a row in all layers together.
+        most_rows: rows of the longest encoder output.
+    """
+
+    row_bytes: int = 0
+    most_rows: int = 0
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.row_bytes * self.most_rows
 
 
 KVGroups = tuple[KVGroup, ...]

@@ -111,8 +111,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text so that ``path`` is as before, or missing, if that fails; the error names ``path``.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write text or bytes so that ``path`` is as before, or missing, if that fails; the error names ``path``.
 
     Raises:
         UsageError: it is a device or another thing that is no regular file.
@@ -122,7 +122,9 @@ def write_whole(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with hiding_scratch(scratch, path), writing(path):
-            scratch.write_text(text, encoding="utf-8", errors="backslashreplace")
+            if isinstance(content, str):
+                content = content.encode(errors="backslashreplace")
+            scratch.write_bytes(content)
             publish(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -49,6 +49,7 @@ class Options(Base):
         share: part of all: between two colons.
         part: of something.
         size: bytes.
+        length: tokens.
 
     Raises:
         UsageError: never mind.
@@ -57,6 +58,7 @@ class Options(Base):
     share: float = option(0.5, least=0)
     part: float = option(0.5, above=0, most=1)
     size: int | None = option(None, least=1, unit="bytes")
+    length: int | None = option(None, least=1, unit="tokens")
     mode: Literal["fast", "slow"] = "fast"
     group: int | Literal["auto"] = "auto"
     path: Path | None = None
@@ -73,6 +75,7 @@ def test_declarations_are_read_from_the_class() -> None:
         "share",
         "part",
         "size",
+        "length",
         "mode",
         "group",
         "path",
@@ -152,6 +155,8 @@ def test_other_values_are_refused(given: dict[str, Any], words: str) -> None:
         ("size", "1.5GB", 1_500_000_000),
         ("size", "2 GiB", 2**31),
         ("size", "12k", 12_000),
+        ("length", "12k", 12 * 1024),
+        ("length", "1M", 1 << 20),
         ("size", "123456789012345678", 123456789012345678),
         ("group", "auto", "auto"),
         ("group", "16", 16),

@@ -61,6 +61,9 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return zipfile.ZipFile(path)
 
 
+SUFFIXES = {".py", ".pyi", ".proto", ".html", ".toml", ".cpp", ".h", ".cu", ".cuh"}
+
+
 def source_files() -> set[str]:
     """Return the names in the wheel of all files of the package."""
     found = {f"carryall/{name}" for name in FILES}
@@ -70,7 +73,10 @@ def source_files() -> set[str]:
             if (
                 path.is_file()
                 and "__pycache__" not in path.parts
-                and (is_demo or path.suffix in {".py", ".pyi", ".proto", ".html", ".toml", ".cpp", ".h"})
+                and (
+                    is_demo
+                    or path.suffix in {".py", ".pyi", ".proto", ".html", ".toml", ".cpp", ".h", ".cu", ".cuh"}
+                )
             ):
                 found.add(f"carryall/{path.relative_to(ROOT).as_posix()}")
     return found

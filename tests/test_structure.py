@@ -25,7 +25,7 @@ exporter.config
 exporter graph_opt.passes
 exporter.layers
 exporter.layouts exporter.encoders exporter.models
-exporter.drafters exporter.encoders.families exporter.vision
+exporter.audio exporter.drafters exporter.encoders.families exporter.vision
 graph_opt.analysis
 graph_opt.experts graph_opt.shard
 graph_opt.passes.cleanup graph_opt.passes.importing graph_opt.passes.normalize
@@ -45,11 +45,13 @@ providers.kv providers.native
 providers.runners
 providers.ort
 providers.host
+providers.cuda
 providers.openvino
 providers.targets
 runtime.types runtime.process
 runtime.images
 runtime.text runtime.engine.sampling
+runtime.audio
 runtime.text.parsers
 runtime.engine.requests
 runtime.engine.kv.tiers

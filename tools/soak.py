@@ -85,12 +85,12 @@ class Service:
 
 
 def picture() -> str:
-    """A random picture as the URL of its bytes."""
+    """One of 64 pictures as the URL of its bytes: the service keeps what it computes of each."""
     from PIL import Image
 
-    held = io.BytesIO()
-    size = random.choice((24, 40, 64)), random.choice((24, 40))
-    Image.frombytes("RGB", size, random.randbytes(size[0] * size[1] * 3)).save(held, "PNG")
+    drawn, held = random.Random(random.randrange(64)), io.BytesIO()
+    size = drawn.choice((24, 40, 64)), drawn.choice((24, 40))
+    Image.frombytes("RGB", size, drawn.randbytes(size[0] * size[1] * 3)).save(held, "PNG")
     return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
 
 

@@ -80,6 +80,52 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+SHAPES |= {
+    "qwen3.5-0.8b": _COMMON
+    | {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        },
+    },
+    "lfm2-1.2b": _COMMON
+    | {
+        "model_type": "lfm2",
+        "vocab_size": 65536,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "max_position_embeddings": 128000,
+        "norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "layer_types": [
+            "full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)
+        ],
+    },
+}
 REAL = "smollm2"  # SmolLM2-135M-Instruct; the only one with trained weights
 DEFAULT = (REAL, "qwen3-0.6b", "llama-3.2-1b")
 FILE = "gguf:"  # before the path of a GGUF file, which the engines open as it is
@@ -115,9 +161,11 @@ def checkpoint(folder: Path, model: str) -> Path:
         source = _gguf(folder)
     else:
         shape, _, layers = model.partition(":")
-        changes = {"num_hidden_layers": int(layers)} if layers else {}
+        settings = SHAPES[shape] | ({"num_hidden_layers": int(layers)} if layers else {})
+        if "layer_types" in settings:
+            settings["layer_types"] = settings["layer_types"][: settings["num_hidden_layers"]]
         source = folder / f"{title(model)}.json"
-        source.write_text(json.dumps(SHAPES[shape] | changes))
+        source.write_text(json.dumps(settings))
     return _once(folder / "checkpoints" / title(model), lambda out: _make(folder, source, out))
 
 

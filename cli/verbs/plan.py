@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ...options import TOKENS
 from ...runtime.tasks.plan import MOST_BATCH, plan
 from ..options import BYTES, amount, json_option, model_argument, quiet_option
 from ..progress import phases
@@ -25,8 +26,8 @@ _RATES = {f"{unit}/s" if unit else "": factor for unit, factor in BYTES.items()}
 )
 @click.option(
     "--context",
-    type=click.IntRange(1),
-    help="Tokens of a sequence.  [default: the model's own, at most 8192]",
+    callback=amount("number of tokens", TOKENS, "8k"),
+    help="Tokens of a sequence, such as 8k.  [default: the model's own, at most 8192]",
 )
 @click.option(
     "--batch", type=click.IntRange(1, MOST_BATCH), default=1, show_default=True, help="Sequences at once."
@@ -44,7 +45,7 @@ def command(
     model: str,
     memory: float | None,
     bandwidth: float | None,
-    context: int | None,
+    context: float | None,
     batch: int,
     goal: str,
     as_json: bool,
@@ -60,7 +61,7 @@ def command(
     \b
     Examples:
         carryall plan demo
-        carryall plan ./qwen3-8b --memory 16GB --bandwidth 100GB/s --context 8192 --batch 16
+        carryall plan ./qwen3-8b --memory 16GB --bandwidth 100GB/s --context 8k --batch 16
         carryall plan qwen3.5-9b
         carryall plan model.gguf --goal speed --json
     """
@@ -69,7 +70,7 @@ def command(
             model,
             memory=None if memory is None else int(memory),
             bandwidth=bandwidth,
-            context_length=context,
+            context_length=None if context is None else int(context),
             batch=batch,
             goal="speed" if goal == "speed" else "quality",
             progress=tell,

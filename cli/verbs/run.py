@@ -22,6 +22,7 @@ from ..options import check_exclusive, json_option, print_json, quiet_option
 from ..pictures import PictureFile, Shown, VideoFile, image_option, video_option
 from ..sampling import READABLE, sampling_options, sampling_params
 from ..sections import SectionedCommand
+from ..sound import sound_options, write_down
 
 
 def document(model: str, prompt: str, output: RequestOutput) -> dict[str, Any]:
@@ -88,6 +89,7 @@ class RunCommand(SectionedCommand):
               help="PROMPT is a message, as it is for every model with a chat template.")  # fmt: skip
 @image_option()
 @video_option()
+@sound_options
 @click.option("--tools", type=READABLE, help="A JSON file with a list of functions the model may call.")
 @json_option
 @quiet_option
@@ -98,6 +100,9 @@ def command(
     chat: bool,
     images: tuple[PictureFile, ...],
     videos: tuple[VideoFile, ...],
+    audio: tuple[Path, ...],
+    language: str | None,
+    translate: bool,
     tools: Path | None,
     as_json: bool,
     quiet: bool,
@@ -116,6 +121,7 @@ def command(
         carryall run qwen3 "Why is the sky blue?" --temperature 0.7
         carryall run qwen3 "A user, please." --json-schema @user.json
         carryall run smolvlm "Read the form." --image form.png
+        carryall run whisper-base --audio talk.mp3 --language de
         cat question.txt | carryall run qwen3 - --json -n 3 --seed 1
         carryall run qwen3 "Hello" --provider openvino --provider-option inference_precision=bf16
         carryall run qwen3 "Hello" --split cpu:0-11,openvino:12-27
@@ -124,11 +130,23 @@ def command(
     check_exclusive({"--raw": raw, "--tools": tools is not None})
     check_exclusive({"--raw": raw, "--image": bool(images)})
     check_exclusive({"--raw": raw, "--video": bool(videos)})
+    others = {"--raw": raw, "--chat": chat, "--image": images, "--video": videos, "--tools": tools}
+    for name, value in others.items():
+        check_exclusive({"--audio": bool(audio), name: bool(value)})
+    if not audio and (translate or language is not None):
+        raise UsageError("--language and --translate need a recording: --audio FILE")
     shown: tuple[Shown, ...] = (*images, *videos)
-    if prompt is None and (raw or tools is not None or as_json):
+    if prompt is None and not audio and (raw or tools is not None or as_json):
         raise UsageError("--raw, --tools and --json need a prompt: carryall run MODEL PROMPT")
     lora = generation.only_lora(chosen.model)
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
+    if audio:
+        options = {"prompt": prompt, "language": language, "temperature": sampling.get("temperature")}
+        given = {name: value for name, value in options.items() if value is not None}
+        with LLM(loaded, engine_config=chosen.engine) as llm:
+            task = "translate" if translate else "transcribe"
+            write_down(llm, loaded.name, audio, {**given, "task": task}, as_json=as_json)
+        return
     params = sampling_params(loaded, sampling)
     if prompt is None:
         _talk(loaded, chosen, params, lora, shown)

@@ -215,6 +215,8 @@ class DecoderConfig:
         image_scale: whether the states of pictures replace embeddings behind their scale, not in front of it.
         image_pad: the token that embeddings of each layer have in place of those of pictures.
         image_windows: windows, or None, of the layers in which tokens of a picture see those behind them.
+        encoder_width: width of the encoder's rows, to which each layer attends too; 0 without an encoder.
+        encoder_rows: the most of these rows.
     """
 
     model_type: str
@@ -264,6 +266,8 @@ class DecoderConfig:
     image_scale: bool = False
     image_pad: int | None = None
     image_windows: tuple[int | None, ...] = ()
+    encoder_width: int = 0
+    encoder_rows: int = 0
 
     def key_value(self, layer: int) -> KeyValueConfig:
         """Return the keys and values of ``layer``."""

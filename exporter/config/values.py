@@ -17,6 +17,7 @@ LENGTH_KEYS = (
     "seq_length",
     "n_ctx",
     "model_max_length",
+    "max_target_positions",
 )
 MAX_LAYERS = 4096
 MAX_POSITIONS = 2**24  # above the longest contexts published, 10 million

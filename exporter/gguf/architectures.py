@@ -557,7 +557,9 @@ def _phi2(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def _stablelm(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Return whether queries, keys and values have biases.
+    """Return whether queries, keys and values have biases, and whether both parts of a layer read one norm.
+
+    The tensors tell the latter, as in llama.cpp, whatever the key says.
 
     Raises:
         UnsupportedModelError: heads of queries and keys have norms.
@@ -566,7 +568,8 @@ def _stablelm(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         raise UnsupportedModelError(
             "the GGUF file has a StableLM with norms of heads, which is not supported"
         )
-    return {"use_qkv_bias": config["attention_bias"]}
+    parallel = not has(tensors, "post_attention_layernorm.weight")
+    return {"use_qkv_bias": config["attention_bias"], "use_parallel_residual": parallel}
 
 
 def _minicpm3(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Split GGUF's blocks exactly into integer levels, scales and minima.
 
 The ``gguf`` package decodes a block to floats. Each float is ``scale * level + minimum``, with one scale and
-one minimum for every 16 or 32 weights. A block whose scales are overwritten by 1 and whose minima by 0
+one minimum for every 16, 32 or 256 weights. A block whose scales are overwritten by 1 and whose minima by 0
 decodes to its levels. A block whose levels are overwritten by 1 decodes to its scales, and one whose levels
 are 0 to its minima.
 
@@ -124,6 +124,13 @@ LAYOUTS: dict[str, BlockLayout] = {
     ),
     "MXFP4": BlockLayout(
         bits=8, scale_dtype=ml_dtypes.bfloat16, unit_scales={0: b"\x80"}, unit_levels={1: b"\x11" * 16}
+    ),
+    # Ternary: a level of 1 is the digit 2, four to a byte, or five in base 3.
+    "TQ1_0": BlockLayout(
+        bits=4, block_size=256, scale_dtype=_F16, unit_scales={52: _ONE}, unit_levels={0: b"\xff" * 52}
+    ),
+    "TQ2_0": BlockLayout(
+        bits=4, block_size=256, scale_dtype=_F16, unit_scales={64: _ONE}, unit_levels={0: b"\xaa" * 64}
     ),
 }
 

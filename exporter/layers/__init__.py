@@ -6,7 +6,9 @@ Weight names are those of the checkpoint, relative to the current scope. Experts
 from .cached_attention import attention as attention
 from .cached_attention import attention_to_owner as attention_to_owner
 from .cached_attention import attention_with_sinks as attention_with_sinks
+from .cached_attention import cross_attention as cross_attention
 from .cached_attention import rotated as rotated
+from .cross_decoders import cross_decoder_layer as cross_decoder_layer
 from .decoders import embedding as embedding
 from .decoders import lm_head as lm_head
 from .decoders import post_norm_decoder as post_norm_decoder

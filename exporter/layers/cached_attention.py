@@ -95,3 +95,19 @@ def _by_group(net: Decoder, x: ir.Value, queries: int) -> ir.Value:
     """Return x [batch, sequence, heads * size] as [batch, kv_heads, queries, sequence, size]."""
     heads = net.op("Reshape", x, net.ints(0, 0, net.config.num_kv_heads, queries, net.config.head_dim))
     return net.op("Transpose", heads, perm=[0, 2, 3, 1, 4])
+
+
+def cross_attention(net: Decoder, layer: int, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
+    """Append the keys and values of the encoder's new rows to their cache, and attend to all of them.
+
+    q is [batch, sequence, num_heads * head_dim]; k and v are [batch, new rows, num_heads * head_dim]. The
+    result has the shape of q.
+    """
+    heads, size = net.config.num_heads, net.config.head_dim
+    split = [
+        net.op("Transpose", net.op("Reshape", x, net.ints(0, 0, heads, size)), perm=[0, 2, 1, 3])
+        for x in (q, k, v)
+    ]
+    key, value = net.with_encoder_rows(layer, *split[1:])
+    out = net.op("Attention", split[0], key, value, net.encoder_mask(), scale=net.config.attention_scale)
+    return net.op("Reshape", net.op("Transpose", out, perm=[0, 2, 1, 3]), net.ints(0, 0, heads * size))

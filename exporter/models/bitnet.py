@@ -1,6 +1,6 @@
 """BitNet b1.58: Llama with norms in front of the last projections of attention and of the feed-forward layer.
 
-Of weights that are stored as floats; packed ternary weights are another format.
+Its ternary weights are a format of quantization, see ``quantized/bitnet.py``.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Checkpoints of other quantizers: AWQ, GPTQ, compressed-tensors, bitsandbytes."""
+"""Checkpoints of other quantizers: AWQ, GPTQ, compressed-tensors, bitsandbytes, BitNet."""

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...storage.stored_tensor import RawTensor, StoredTensor
-from . import awq, bitsandbytes, compressed_tensors, float4, float8, gptq
+from . import awq, bitnet, bitsandbytes, compressed_tensors, float4, float8, gptq
 
 _READERS = {
     "awq": awq.read,
+    "bitnet": bitnet.read,
     "bitsandbytes": bitsandbytes.read,
     "compressed-tensors": compressed_tensors.read,
     "fp8": float8.read,
@@ -34,6 +35,8 @@ _RECORDED = (
     "bnb_4bit_quant_type",
     "fmt",
     "weight_block_size",
+    "linear_class",
+    "quantization_mode",
 )
 
 

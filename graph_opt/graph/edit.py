@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 MICROSOFT = "com.microsoft"
+OWN = "carryall"  # the domain of carryall's own kernels
 
 
 def nodes_of(graph: ir.Graph, op_type: str, domain: str = "") -> Iterator[ir.Node]:

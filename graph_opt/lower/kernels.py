@@ -70,9 +70,12 @@ class Kernels:
         stored_tiles: writes weights of GGUF files as tiles of the same size; None without such kernels.
         split_floats: they multiply float32 weights as pairs of bfloat16, faster than as floats.
         paged_attention: PagedAttention is carryall's own, for CPUs.
+        silu_and_mul: carryall's ``SiluAndMul`` is registered with the session.
+        draw_tokens: the most candidates of carryall's ``DrawTokens``; 0 if it is not registered.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
-        int8_kv: GroupQueryAttention supports an int8 cache.
+        int8_kv: GroupQueryAttention, and PagedAttention if there is one, support an int8 cache.
+        fp8_kv: they support a cache of float8e4m3fn.
         half_types: the 16-bit types that graphs can be computed in; others are converted to fp32.
         float_attention: GroupQueryAttention computes in fp32 too.
         sliding_window: GroupQueryAttention supports ``local_window_size``.
@@ -106,9 +109,12 @@ class Kernels:
     stored_tiles: TilePacker | None = None
     split_floats: bool = False
     paged_attention: bool = False
+    silu_and_mul: bool = False
+    draw_tokens: int = 0
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
     int8_kv: bool = True
+    fp8_kv: bool = False
     half_types: tuple[str, ...] = ()
     float_attention: bool = True
     sliding_window: bool = True
@@ -150,6 +156,7 @@ CPU = Kernels(
 # quantize_linear.cc: DequantizeLinear to fp32 and fp16, not bf16. No DynamicQuantizeMatMul.
 CUDA = Kernels(
     accuracy_level=0,
+    fp8_kv=True,
     gather_zero_points=False,
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,

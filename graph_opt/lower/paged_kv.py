@@ -18,6 +18,8 @@ STATE_PLACES = "state_places"  # [rows], the index of each row's recurrent state
 
 COMPRESSED = "compressed_kv"  # key of the metadata of graphs whose caches hold compressed keys and values
 LARGEST_HEAD = 640  # of carryall's kernel
+LAYOUT = 2  # version of its caches; the kernels refuse others
+BLOCK_SIZE = 32  # positions of its blocks
 # Its attribute ``cache_type``, and the bytes of a row of `width` elements.
 CACHE_TYPES: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
 CACHE_TYPE = "paged_cache_type"  # metadata key: which of these

@@ -36,6 +36,7 @@ from ..passes.normalize.canonical_mask import CanonicalMaskPass
 from ..passes.normalize.fold_constants import FoldConstantsPass
 from ..passes.normalize.fold_transposes import FoldTransposesPass
 from ..passes.normalize.heads_axis import HeadsAxisPass
+from ..passes.normalize.inline_branches import InlineBranchesPass
 from ..passes.normalize.lower_opset import WriteSwishPass
 from ..passes.normalize.move_qdq import MoveQDQPass
 from ..passes.normalize.norm_before_transpose import NormBeforeTransposePass
@@ -65,6 +66,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         LiftWeightsPass(),
         LiftMoEPass(),
         SimplifyShapesPass(),
+        InlineBranchesPass(),
         RemoveUnusedNodesPass(),
         LiftRotaryPass(),
         LiftAttentionPass(),

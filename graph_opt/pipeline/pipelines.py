@@ -22,6 +22,7 @@ from ..passes.normalize.fold_input_scales import FoldInputScalesPass
 from ..passes.normalize.fold_pads import FoldPadsPass
 from ..passes.normalize.fold_scales import FoldScalesPass
 from ..passes.normalize.fold_transposes import FoldTransposesPass
+from ..passes.normalize.inline_branches import InlineBranchesPass
 from ..passes.normalize.lower_opset import LowerOpsetPass, LowestOpsetPass, WriteSwishPass
 from ..passes.normalize.move_qdq import MoveQDQPass
 from ..passes.normalize.raise_opset import RaiseOpsetPass
@@ -62,6 +63,7 @@ def model_passes(
         LiftProductsPass(),
         LiftWeightsPass(decoder=False, kept=kept_products),
         SimplifyShapesPass(decoder=False),
+        InlineBranchesPass(),
         RemoveUnusedNodesPass(),
         MergeDuplicatesPass(),
         WholeSoftmaxPass(),

@@ -12,6 +12,8 @@ import numpy as np
 
 from ...contract import (
     CONTEXT_LENGTH,
+    ENCODER_ROWS,
+    ENCODER_STATES,
     HIDDEN_STATES,
     IMAGE_AHEAD,
     IMAGE_STATES,
@@ -29,6 +31,7 @@ from ...contract import (
     TOP_LOGITS,
     TOTAL_SEQUENCE_LENGTH,
     is_past,
+    is_past_encoder,
     is_past_state,
     lora_down_name,
     lora_up_name,
@@ -44,6 +47,7 @@ _TYPES: Mapping[str, Any] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(bfloat16)": ml_dtypes.bfloat16,
+    "tensor(float8e4m3fn)": ml_dtypes.float8_e4m3fn,
     "tensor(int8)": np.int8,
     "tensor(uint8)": np.uint8,
 }
@@ -64,6 +68,9 @@ class DecoderGraph:
         top_logits: number of largest logits that the graph returns beside all logits; 0 for none.
         num_tokens: rows of the embedding table, None if unknown.
         lora_modules: number of inputs and outputs of the modules that adapters can change.
+        encoder_caches: heads, width and type of each input with keys or values of an encoder's rows, by name.
+        encoder_width: width of the input ``encoder_hidden_states``, 0 if there is none.
+        encoder_rows: the most rows of an encoder.
         image_width: width of the input ``image_states``, 0 if there is none.
         image_ahead: whether it has the input ``image_ahead``.
         rope_axes: rows of the input ``rope_positions``, 0 if there is none.
@@ -82,6 +89,9 @@ class DecoderGraph:
     num_tokens: int | None = None
     lora_modules: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     block_size: int = 0
+    encoder_caches: Mapping[str, KVSpec] = field(default_factory=dict)
+    encoder_width: int = 0
+    encoder_rows: int = 0
     image_width: int = 0
     image_ahead: bool = False
     rope_axes: int = 0
@@ -91,6 +101,11 @@ class DecoderGraph:
     def takes_positions(self) -> bool:
         """Whether positions of new tokens are an input; otherwise they follow from the cache."""
         return POSITION_IDS in self.inputs
+
+    @property
+    def explicit_inputs(self) -> tuple[str, ...]:
+        """What a run of explicit KV gets from the run before: caches, states, then an encoder's rows."""
+        return (*self.caches, *self.states, *self.encoder_caches)
 
     @property
     def is_half(self) -> bool:
@@ -128,6 +143,8 @@ class DecoderGraph:
             image_width=self.image_width,
             image_ahead=self.image_ahead,
             rope_axes=self.rope_axes,
+            encoder_width=self.encoder_width,
+            encoder_rows=self.encoder_rows,
             **lora_facts(self.lora_modules, config),
             **abilities,
         )
@@ -171,6 +188,13 @@ def read_graph(session: Any, source: str, *, heads_axis: int = 1) -> DecoderGrap
         num_tokens=_stated_number(session, NUM_TOKENS, source),
         lora_modules=lora_modules({name: value.shape for name, value in inputs.items()}),
         block_size=size if isinstance(size, int) else 0,
+        encoder_caches={
+            name: _cache_spec(value, source, None, heads_axis)
+            for name, value in inputs.items()
+            if is_past_encoder(name)
+        },
+        encoder_width=inputs[ENCODER_STATES].shape[-1] if ENCODER_STATES in inputs else 0,
+        encoder_rows=_stated_number(session, ENCODER_ROWS, source) or 0,
         image_width=inputs[IMAGE_STATES].shape[-1] if IMAGE_STATES in inputs else 0,
         image_ahead=IMAGE_AHEAD in inputs,
         rope_axes=inputs[ROPE_POSITIONS].shape[0] if ROPE_POSITIONS in inputs else 0,

@@ -36,6 +36,7 @@ _SHARED = (
     "experts",
     "operators",
     "attention_operator",
+    "cross_operator",
     "experts_operator",
     "gate_operator",
     "heads_operator",
@@ -46,6 +47,10 @@ _SHARED = (
     "chain_operator",
     "ranks",
     "ranks_operator",
+    "cuda_driver",
+    "cuda_operators",
+    "cuda_ranks_operator",
+    "nccl",
     "entry",
     "portable",
     "rounding",
@@ -182,6 +187,8 @@ def _build(
         if sys.platform == "linux" and "ziglang" not in compiler
         else []
     )
+    if sys.platform == "linux":
+        static.append("-ldl")  # of C libraries before glibc 2.34
     output_of([*compiler, "-shared", *static, *extra, *objects, "-o", str(out)], "linking")
     if not out.is_file():
         raise CompilerError(f"the compiler {shlex.join(compiler)} made no file")

@@ -44,7 +44,7 @@ class OrtExplicitSession:
         try:
             for name, array in feeds.items():
                 binding.bind_ortvalue_input(name, shared_value(array))
-            names = [*self.graph.caches, *self.graph.states]
+            names = self.graph.explicit_inputs
             for name, value in zip(names, past, strict=True):
                 binding.bind_ortvalue_input(name, value)
             binding.bind_output(LOGITS, "cpu")
@@ -68,7 +68,7 @@ class OrtExplicitSession:
 
 def _read(session: Any, source: str) -> DecoderGraph:
     graph, outputs = read_graph(session, source), {value.name for value in session.get_outputs()}
-    lacking = [name for name in map(present_of, [*graph.caches, *graph.states]) if name not in outputs]
+    lacking = [name for name in map(present_of, graph.explicit_inputs) if name not in outputs]
     if not (graph.caches or graph.states) or lacking:
         what = f"no output '{lacking[0]}'" if lacking else "no KV cache inputs"
         raise GraphError(f"{source} has {what}; lower a portable decoder with provider.passes()")

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import (
+    ENCODER_ROWS,
+    ENCODER_STATES,
     IMAGE_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
@@ -23,8 +25,9 @@ from ..base import KVEviction, RunnerConfig
 from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockTables
 from ..kv.decoder_graph import DecoderGraph, chosen_context_length, read_graph
+from ..kv.encoder_rows import EncoderRows
 from ..kv.state_memory import StateMemory
-from ..kv_groups import TRIM_STEP, KVGroup, KVGroups, StateKV, widest, window_groups
+from ..kv_groups import TRIM_STEP, EncoderKV, KVGroup, KVGroups, StateKV, widest, window_groups
 from ..lora import LoraInputs, LoraPlaces
 from ..native.library import stores_pairs
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, PagedRunner
@@ -100,7 +103,7 @@ class HostPagedSession:
         memory: its caches.
         tables: name of the block table of each group of layers.
         vocab_size: columns of the logits.
-        states: its recurrent states by name; the graph writes into them.
+        states: its recurrent states, and caches of an encoder's rows, by name; the graph writes into them.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class HostPagedSession:
         memory: BlockMemory,
         tables: Sequence[str],
         vocab_size: int,
-        states: Mapping[str, npt.NDArray[np.float32]],
+        states: Mapping[str, npt.NDArray[Any]],
     ) -> None:
         self.session, self._memory, self._tables = session, memory, tables
         self._inputs = {value.name for value in session.get_inputs()}
@@ -153,7 +156,8 @@ class HostPagedSession:
             self._bound.clear()
         columns = feeds[LORA_MASK].shape[2] if LORA_MASK in feeds else 0
         seen = len(feeds[IMAGE_STATES]) if IMAGE_STATES in feeds else 0
-        key = (*feeds[INPUT_IDS].shape, *feeds[self._tables[0]].shape, wanted, columns, seen, width)
+        encoded = len(feeds[ENCODER_STATES]) if ENCODER_STATES in feeds else 0
+        key = (*feeds[INPUT_IDS].shape, *feeds[self._tables[0]].shape, wanted, columns, seen, encoded, width)
         if key not in self._bound:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
@@ -212,12 +216,41 @@ def host_paged_runner(session: Any, config: RunnerConfig, source: str) -> PagedR
         groups = (*groups, StateKV(state_bytes=states.bytes_each))
         layout = f"{memory.layout}; states: {states.layout}"
         abilities = {"kv_layout": layout, "state_arrays": len(states.arrays), "kv_tokens": tokens}
+    encoder, arrays = None, {} if states is None else dict[str, npt.NDArray[Any]](states.arrays)
+    if graph.encoder_width:
+        encoder, memory_of_rows, group = _encoder_rows(graph, config.max_slots)
+        groups, arrays = (*groups, group), {**arrays, **memory_of_rows.caches}
+        abilities |= {"kv_layout": "", "evicts_kv": False}  # KV alone does not say what its rows attended to
     info = graph.info(config, groups, length=length, batched_multi_token=True, **abilities)
     loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
     tables = BlockTables(blocks, graph.block_size, config.max_slots, len(names))
-    arrays = {} if states is None else states.arrays
     paged = HostPagedSession(session, memory, names, graph.vocab_size, arrays)
-    return PagedRunner(paged, tables, info, graph.hidden_size, loras if graph.lora_modules else None, states)
+    places = loras if graph.lora_modules else None
+    return PagedRunner(paged, tables, info, graph.hidden_size, places, states, encoder=encoder)
+
+
+def _encoder_rows(graph: DecoderGraph, slots: int) -> tuple[EncoderRows, BlockMemory, EncoderKV]:
+    """Return the places of an encoder's rows, their memory, and its group of layers.
+
+    Raises:
+        GraphError: the graph does not state how many rows there may be.
+    """
+    if not graph.encoder_rows:
+        raise GraphError(f"the graph does not state '{ENCODER_ROWS}'; export the model again")
+    size, kind = graph.block_size, graph.metadata[CACHE_TYPE]
+    shapes = {
+        name: BlockShape(
+            spec.heads,
+            size,
+            spec.width,
+            paired=stores_pairs(width_of(spec.width, kind), size, CACHE_TYPES[kind]),
+        )
+        for name, spec in graph.encoder_caches.items()
+    }
+    row_bytes = sum(shape.bytes_per_token for shape in shapes.values())
+    rows = EncoderRows(graph.encoder_rows, graph.encoder_width, size, slots, row_bytes)
+    group = EncoderKV(row_bytes=row_bytes, most_rows=graph.encoder_rows)
+    return rows, BlockMemory(shapes, rows.num_blocks, kind), group
 
 
 def _states(graph: DecoderGraph, groups: KVGroups, slots: int, length: int) -> tuple[StateMemory, int]:

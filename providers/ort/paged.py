@@ -16,6 +16,10 @@ from ...contract import (
     DRAW_COLUMNS,
     DRAWN,
     DRAWN_BEFORE,
+    ENCODER_BEGINS,
+    ENCODER_LENGTHS,
+    ENCODER_STATES,
+    ENCODER_TABLE,
     HIDDEN_STATES,
     IMAGE_AHEAD,
     IMAGE_ROWS,
@@ -459,6 +463,13 @@ def paged_feeds(
         feeds[LORA_MASK] = batch.lora.mask
     if batch.hidden_states is not None:
         feeds[HIDDEN_STATES] = np.ascontiguousarray(batch.hidden_states[:, None])
+    if batch.encoder is not None:
+        feeds |= {
+            ENCODER_STATES: batch.encoder.states[:, None],
+            ENCODER_BEGINS: batch.encoder.begins,
+            ENCODER_LENGTHS: batch.encoder.lengths,
+            ENCODER_TABLE: batch.encoder.table,
+        }
     if batch.image_states is not None and batch.image_rows is not None:
         feeds |= {IMAGE_STATES: batch.image_states, IMAGE_ROWS: batch.image_rows[:, None]}
     if batch.image_ahead is not None:

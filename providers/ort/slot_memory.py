@@ -21,7 +21,8 @@ from . import ort
 
 Array = npt.NDArray[Any]
 
-BFLOAT16 = 16  # the number of the element type in ONNX (TensorProto.DataType)
+# The numbers of element types in ONNX (TensorProto.DataType) that NumPy lacks.
+BFLOAT16, FLOAT8 = 16, 17
 
 
 @dataclass(slots=True)
@@ -186,4 +187,5 @@ def shared_value(array: Array) -> Any:
 
 def element_type(dtype: np.dtype[Any]) -> Any:
     """Return what onnxruntime's Python API takes as the type of elements."""
-    return BFLOAT16 if dtype == ml_dtypes.bfloat16 else dtype.type
+    known = {np.dtype(ml_dtypes.bfloat16): BFLOAT16, np.dtype(ml_dtypes.float8_e4m3fn): FLOAT8}
+    return known.get(dtype, dtype.type)

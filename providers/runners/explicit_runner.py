@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from ...contract import (
     ATTENTION_MASK,
+    ENCODER_MASK,
+    ENCODER_STATES,
     EXPLICIT_KV,
     HIDDEN_STATES,
     IMAGE_AHEAD,
@@ -32,7 +34,7 @@ from ..base import LoraMatrices, Row, Runner, RunnerConfig
 from ..captures import no_capture
 from ..image_rows import image_ahead, image_inputs, rope_positions
 from ..kv.decoder_graph import DecoderGraph
-from ..kv_groups import FullKV, KVGroups, StateKV
+from ..kv_groups import EncoderKV, FullKV, KVGroups, StateKV
 from ..lora import LoraPlaces
 from ..row_checks import check_rows
 from .replays import Replays
@@ -57,7 +59,7 @@ class ExplicitSession(Protocol):
 
         Args:
             feeds: all inputs except the caches.
-            past: values of the caches, then those of the recurrent states.
+            past: values of the caches, then those of the recurrent states, then those of an encoder's rows.
             states: [tokens, hidden_width], filled with the last hidden states; None if they are not wanted.
 
         Returns:
@@ -105,13 +107,15 @@ class ExplicitRunner(Runner):
             _groups(self._graph),
             length=_context_length(self._graph, config, source),
             batched_multi_token=False,
-            kv_layout=_layout(self._graph),
+            # KV alone does not say which encoder's rows it attended to.
+            kv_layout="" if self._graph.encoder_width else _layout(self._graph),
             state_arrays=len(self._graph.states),
         )
         self._loras = LoraPlaces(self._graph.lora_modules, config.max_loras, config.max_lora_rank)
         # Values by slot: caches in the order of the inputs, and states by the length that they sum up.
         self._past: dict[int, list[Any]] = {}
         self._states: dict[int, dict[int, list[Any]]] = {}
+        self._encoded: dict[int, list[Any]] = {}  # by slot, keys and values of an encoder's rows
         self._replays = Replays()
         self._lengths = np.zeros(config.max_slots, np.int64)
 
@@ -121,19 +125,22 @@ class ExplicitRunner(Runner):
         extended = self._replays.extended(rows) if self._graph.states else rows
         check_rows(extended, self.info, self._lengths, self._graph.hidden_size)
         computed = [self._run_row(session, row) for row in extended]
-        for row, (_, past, states) in zip(rows, computed, strict=True):
+        for row, (_, past, states, encoded) in zip(rows, computed, strict=True):
             self._past[row.slot], self._states[row.slot] = past, states
+            self._encoded[row.slot] = encoded
             self._lengths[row.slot] = row.start + len(row.tokens)
         if self._graph.states:
             self._replays.ran(rows, extended)
-        return [logits for logits, _, _ in computed]
+        return [logits for logits, *_ in computed]
 
     @property
     def kv_bytes(self) -> int:
         """Memory of the caches in bytes; shared caches count once."""
         lengths = {id(past): int(self._lengths[slot]) for slot, past in list(self._past.items())}
         states = {id(state) for kept in list(self._states.values()) for state in list(kept.values())}
-        return self.info.kv_bytes_per_token * sum(lengths.values()) + self.info.state_bytes * len(states)
+        encoded = {id(rows): self._encoded_bytes(rows) for rows in list(self._encoded.values())}
+        held = self.info.kv_bytes_per_token * sum(lengths.values()) + self.info.state_bytes * len(states)
+        return held + sum(encoded.values())
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy KV of positions [0, length); if that is all the slot holds, both slots share it."""
@@ -142,6 +149,7 @@ class ExplicitRunner(Runner):
         session, before = self._opened(), self._replays.state_before(source, length)
         past, state = self._cut(session, source, length), self._state(session, source, before)
         self._past[target], self._states[target] = past, {before: state}
+        self._encoded[target] = self._encoded.get(source, [])
         self._lengths[target] = length
         self._replays.share(source, target, length)
 
@@ -153,6 +161,7 @@ class ExplicitRunner(Runner):
         """Free the slot's caches."""
         self._past.pop(slot, None)
         self._states.pop(slot, None)
+        self._encoded.pop(slot, None)
         self._replays.release(slot)
         self._lengths[slot] = 0
 
@@ -200,6 +209,7 @@ class ExplicitRunner(Runner):
         with no_capture():  # a device frees the session
             self._past.clear()
             self._states.clear()
+            self._encoded.clear()
             self._session = None
 
     def _opened(self) -> ExplicitSession:
@@ -207,20 +217,67 @@ class ExplicitRunner(Runner):
             raise ProviderRuntimeError("the runner is closed")
         return self._session
 
-    def _run_row(self, session: ExplicitSession, row: Row) -> tuple[Logits, list[Any], dict[int, list[Any]]]:
-        """Run a row; return its logits, its caches, and the states that are kept by length."""
+    def _run_row(
+        self, session: ExplicitSession, row: Row
+    ) -> tuple[Logits, list[Any], dict[int, list[Any]], list[Any]]:
+        """Run a row; return its logits and caches, the states kept by length, and its encoder's rows."""
         past, state = self._cut(session, row.slot, row.start), self._state(session, row.slot, row.start)
         kept = {n: old for n, old in self._states.get(row.slot, {}).items() if n in row.checkpoints}
+        encoded = self._rows_before(session, row)
         parts = []
         for begin, end in self._pieces(row):
             first = min(max(begin, len(row.tokens) - row.num_logits), end)
             states = None if row.last_hidden_states is None else row.last_hidden_states[begin:end]
-            logits, present = session.run(self._feeds(row, begin, end, first), [*past, *state], states)
-            past, state = present[: len(past)], present[len(past) :]
+            feeds = self._feeds(row, begin, end, first) | self._new_rows(session, row, encoded)
+            logits, present = session.run(feeds, [*past, *state, *encoded], states)
+            ends = len(past), len(past) + len(state)
+            past, state, encoded = present[: ends[0]], present[ends[0] : ends[1]], present[ends[1] :]
             parts.append(logits[len(logits) - (end - first) :])
             if row.start + end in row.checkpoints:
                 kept[row.start + end] = state
-        return np.concatenate(parts), past, {**kept, row.start + len(row.tokens): state}
+        return np.concatenate(parts), past, {**kept, row.start + len(row.tokens): state}, encoded
+
+    def _rows_before(self, session: ExplicitSession, row: Row) -> list[Any]:
+        """Return the keys and values of the encoder's rows that a row finds; none where a text begins.
+
+        Raises:
+            ProviderRuntimeError: the slot has none, and the row brings none.
+        """
+        if not self._graph.encoder_width or row.start:
+            if self._graph.encoder_width and not self._encoded.get(row.slot):
+                raise ProviderRuntimeError(f"slot {row.slot} holds no rows of an encoder")
+            return self._encoded.get(row.slot, [])
+        if row.encoder is None or row.encoder.states.shape[1:] != (self._graph.encoder_width,):
+            raise ProviderRuntimeError(
+                f"slot {row.slot} begins without an encoder output that fits the graph"
+            )
+        empty = [
+            np.zeros((1, spec.heads, 0, spec.width), spec.dtype)
+            for spec in self._graph.encoder_caches.values()
+        ]
+        return [*map(session.from_host, empty)]
+
+    def _new_rows(
+        self, session: ExplicitSession, row: Row, encoded: list[Any]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs for the encoder's rows: all of them in the first run of a text, then none."""
+        if not self._graph.encoder_width:
+            return {}
+        held = session.to_host(encoded[0]).shape[2]
+        new = (
+            row.encoder.states
+            if row.encoder is not None and not held
+            else np.empty((0, self._graph.encoder_width))
+        )
+        feeds = {
+            ENCODER_STATES: np.ascontiguousarray(new, np.float32)[None],
+            ENCODER_MASK: np.ones((1, held + len(new)), np.int64),
+        }
+        return {name: array for name, array in feeds.items() if name in self._graph.inputs}
+
+    def _encoded_bytes(self, encoded: Sequence[Any]) -> int:
+        session = self._session
+        return 0 if session is None else sum(session.to_host(value).nbytes for value in encoded)
 
     def _pieces(self, row: Row) -> Iterator[tuple[int, int]]:
         """Yield the first and last token of each run; a state is known only where a run ends.
@@ -288,6 +345,9 @@ class ExplicitRunner(Runner):
 
 def _groups(graph: DecoderGraph) -> KVGroups:
     caches = FullKV(sum(spec.bytes_per_token for spec in graph.caches.values()))
+    if graph.encoder_width:
+        row_bytes = sum(spec.bytes_per_token for spec in graph.encoder_caches.values())
+        return (caches, EncoderKV(row_bytes=row_bytes, most_rows=graph.encoder_rows))
     if not graph.states:
         return (caches,)
     states = StateKV(state_bytes=4 * sum(math.prod(shape) for shape in graph.states.values()))

@@ -15,6 +15,7 @@ from ..base import BestLogits, Draw, KVEviction, LoraMatrices, Pending, Row, Run
 from ..captures import no_capture
 from ..image_rows import image_ahead, image_inputs, rope_positions
 from ..kv.block_pool import FREED, BlockTables
+from ..kv.encoder_rows import EncoderBatch, EncoderRows
 from ..kv.state_memory import StateMemory
 from ..lora import LoraInputs, LoraPlaces
 from ..row_checks import check_rows, rows_in_cache
@@ -43,6 +44,7 @@ class PagedBatch:
         image_states: see ``image_inputs``; None if the graph takes no pictures.
         image_rows: [tokens], see there.
         image_ahead: [tokens], see there; None if the graph takes none.
+        encoder: the inputs for cross-attention; None if the graph has none.
         rope_positions: [axes, tokens]; None if the graph takes positions of one axis.
         late: [wanted], for which of the logits the largest may be enough; empty if for none.
         draws: [wanted], how the device draws a token; empty if it draws none.
@@ -60,6 +62,7 @@ class PagedBatch:
     last_hidden_states: npt.NDArray[np.float32] | None = None
     lora: LoraInputs | None = None
     state_places: npt.NDArray[np.int32] | None = None
+    encoder: EncoderBatch | None = None
     image_states: npt.NDArray[np.float32] | None = None
     image_rows: npt.NDArray[np.int64] | None = None
     image_ahead: npt.NDArray[np.int32] | None = None
@@ -152,6 +155,7 @@ class PagedRunner(Runner):
         loras: the adapters' places; None if the graph takes no adapters.
         states: the recurrent states; None if the graph has none.
         ahead: the session, if steps are taken ahead (``info.steps_ahead``).
+        encoder: which encoder's rows the slots have; None if the graph has no cross-attention.
     """
 
     def __init__(
@@ -163,7 +167,9 @@ class PagedRunner(Runner):
         loras: LoraPlaces | None = None,
         states: StateMemory | None = None,
         ahead: AheadSession | None = None,
+        encoder: EncoderRows | None = None,
     ) -> None:
+        self._encoder = encoder
         self._states, self._ahead, self._replays = states, ahead, Replays()
         self._flying: list[_Step] = []  # at most two
         self.info = dataclasses.replace(info, kv_tokens=_most_tokens(tables, info))
@@ -271,10 +277,14 @@ class PagedRunner(Runner):
     ) -> list[Any]:
         """Run rows once, given also with their starts in the cache; return the logits of each."""
         batch = dataclasses.replace(self._placed(session, placed), late=late)
+        if self._encoder is not None:
+            batch = dataclasses.replace(batch, encoder=self._encoder.begin(rows))
         if self._states is not None:
             places = [self._states.begin(row) for row in rows]
             batch = dataclasses.replace(batch, state_places=np.array(places, np.int32))
         logits = session.run(batch)
+        if self._encoder is not None:
+            self._encoder.end()
         for row in placed:
             self._tables.lengths[row.slot] = row.start + len(row.tokens)
         if self._states is not None:
@@ -298,6 +308,7 @@ class PagedRunner(Runner):
     def kv_bytes(self) -> int:
         """Memory of the used blocks and states in bytes; shared ones count once."""
         states = 0 if self._states is None else self._states.used * self.info.state_bytes
+        states += 0 if self._encoder is None else self._encoder.used_bytes
         used = [self._tables.num_blocks - free for free in self._tables.free_blocks]
         if len(used) == 1:  # one table for all groups
             return states + used[0] * self._tables.block_size * self.info.kv_bytes_per_token
@@ -313,6 +324,8 @@ class PagedRunner(Runner):
         if self._states is not None:
             self._states.share(source, target, self._replays.state_before(source, length))
             self._replays.share(source, target, length)
+        if self._encoder is not None:
+            self._encoder.share(source, target)
         self._tables.share(source, target, length - gone)
         self._dropped[target], self._settled[target] = gone, self._settled[source]
 
@@ -349,6 +362,8 @@ class PagedRunner(Runner):
         if self._states is not None:
             self._states.release(slot)
             self._replays.release(slot)
+        if self._encoder is not None:
+            self._encoder.release(slot)
         self._tables.truncate(slot, 0)
         self._dropped[slot] = self._settled[slot] = 0
 
@@ -388,6 +403,8 @@ class PagedRunner(Runner):
         self._tables.check_integrity()
         if self._states is not None:
             self._states.check_integrity()
+        if self._encoder is not None:
+            self._encoder.check_integrity()
 
     def close(self) -> None:
         """Free all resources. The runner cannot be used afterwards."""
@@ -414,6 +431,8 @@ class PagedRunner(Runner):
         check_rows(rows, self.info, self._dropped + self._tables.lengths, self._hidden_size)
         if self._states is not None:
             self._states.check(rows)
+        if self._encoder is not None:
+            self._encoder.check(rows)
         return session, rows, rows_in_cache(rows, self._dropped, self._settled)
 
     def _row(self, slot: int, start: int) -> int | None:

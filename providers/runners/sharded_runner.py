@@ -36,7 +36,7 @@ class ShardedRunner(Runner):
     Args:
         provider: the name of the provider of each process.
         models: the lowered graph of each rank, see ``graph_opt.shard``.
-        config: options of each process.
+        configs: options of each process.
         nodes: the NUMA node of each rank, to which its threads and memory are bound; None binds none.
 
     Raises:
@@ -48,13 +48,14 @@ class ShardedRunner(Runner):
         self,
         provider: str,
         models: Sequence[Path],
-        config: RunnerConfig,
+        configs: Sequence[RunnerConfig],
         nodes: Sequence[NumaNode] | None = None,
     ) -> None:
         self._provider = provider
         self._models = list(models)
         self._nodes = [None] * len(self._models) if nodes is None else list(nodes)
-        self._config = dataclasses.replace(config, on_fallback=None)  # functions cannot be pickled
+        # Functions cannot be pickled.
+        self._configs = [dataclasses.replace(config, on_fallback=None) for config in configs]
         self.ranks: list[RunnerProcess] = []
         self._memory: RanksMemory | None = None
         self._filled = FilledSlots("a rank")
@@ -240,8 +241,8 @@ class ShardedRunner(Runner):
         self.ranks = [RunnerProcess(self._memory.variables) for _ in self._models]
         try:
             messages = [
-                (self._provider, model, self._config, node)
-                for model, node in zip(self._models, self._nodes, strict=True)
+                (self._provider, model, config, node)
+                for model, config, node in zip(self._models, self._configs, self._nodes, strict=True)
             ]
             results, faults = self._exchange(messages)
             if faults:

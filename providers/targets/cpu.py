@@ -217,6 +217,7 @@ class CpuProvider(OrtProvider):
         return dataclasses.replace(
             self.kernels,
             quantized_linear=native,
+            silu_and_mul=native,
             paged_attention=native,
             stored_tiles=packer,
             split_floats=library is not None and splits_floats(),

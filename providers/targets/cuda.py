@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
 from ...contract import DRAW
-from ...errors import ProviderRuntimeError, ProviderUnavailableError
+from ...errors import CarryallError, ProviderRuntimeError, ProviderUnavailableError
 from ...graph_opt.graph.edit import constant, nodes_of
 from ...graph_opt.graph.load import read_model
-from ...graph_opt.lower.kernels import CUDA
+from ...graph_opt.lower.kernels import CUDA, Kernels
 from ...graph_opt.lower.paged_kv import block_size
 from ...options import Checked, option
 from ..base import Runner, RunnerConfig
+from ..cuda.kernels import MOST_CANDIDATES, load_kernels, operators_library
+from ..cuda.nccl import load_nccl
+from ..cuda.self_test import self_test
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockTables
@@ -35,6 +40,7 @@ from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
 from ..ort.slot_runner import SlotRunner
 from ..runners.paged_runner import PagedRunner
+from ..runners.ranks_memory import VARIABLE as RANKS
 from ..runners.self_agreement import joint_prompts_agree, padded_runs_agree
 from ..runners.thread_runner import ThreadRunner
 
@@ -47,9 +53,11 @@ _REMEDY = "or raise memory_fraction"
 # Compatibility").
 _CODE = {"1.31": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))}
 _AMPERE = (8, 0)
+CARRYALL = "carryall"  # the value of ``kernels``
 # onnxruntime 1.31: contrib_ops/cuda/bert/group_query_attention.cc refuses an int8 cache below, and the
 # grouped products of moe/ have no kernels.
-_NEED_AMPERE = {"compute": "bf16", "kv_cache": "int8", "fused_experts": "on"}
+_NEEDS = {("compute", "bf16"): _AMPERE, ("kv_cache", "int8"): _AMPERE, ("fused_experts", "on"): _AMPERE}
+_NEEDS[("kv_cache", "fp8")] = (8, 9)  # whose products read the type
 # Flash attention stores no score matrix. A host starts the kernels of a run in the time in which an H200
 # computes 1,000 tokens of a 0.6 B model.
 _PREFILL_CHUNK = 2048
@@ -67,12 +75,16 @@ class CudaOptions(Checked):
         device: index of the device, within CUDA_VISIBLE_DEVICES.
         compute: the dtype to which float graphs are converted: ``fp16``, ``bf16`` (compute capability 8) or
             ``fp32``. Models with activations above 65504, such as Gemma, need bf16.
-        kv_cache: ``int8`` (compute capability 8), or ``float32`` for the dtype of ``compute``; ``auto`` is
-            int8 if the model has scales for it and the device the capability.
+        kv_cache: ``int8`` (compute capability 8), ``fp8`` (e4m3, compute capability 8.9), or ``float32`` for
+            the dtype of ``compute``; ``auto`` is int8 if the model has scales and the device the capability.
         fused_experts: compute a mixture of experts in one operator (compute capability 8); ``auto`` does if
             the device has the capability.
         joint_prompts: compute new prompts of similar lengths together, with ``slots``; they are computed one
             by one if the device computes other logits then, which is tried at load.
+        kernels: ``carryall`` computes gates, and the largest logits with the tokens drawn from them, by
+            carryall's own kernels, which NVRTC compiles when they are used first; ``onnxruntime`` by its
+            own, in many more launches. ``auto`` is ``carryall`` if they can be compiled and agree with
+            onnxruntime's on the device, which is tried at load.
         cuda_graphs: capture runs of some sizes, and replay them; with ``slots`` only decode runs, one for
             each power of two of the batch size. Runs with sizes that depend on results, as of mixtures that
             are not fused, cannot be captured.
@@ -82,15 +94,16 @@ class CudaOptions(Checked):
             with them while the host samples; the host's tokens count.
         kv_memory: ``slots``: a buffer of context length for each sequence. ``paged``: blocks that sequences
             allocate as they grow, and share if their first tokens are equal. Prompts and single tokens share
-            a run, and runs of up to 2,048 tokens are captured in some sizes. The cache is fp16 or bf16.
+            a run, and runs of up to 2,048 tokens are captured in some sizes.
         memory_fraction: maximum share of the memory, free after loading the model, for the KV cache.
     """
 
     device: int = option(0, least=0)
     compute: Literal["fp16", "bf16", "fp32"] = "fp16"
-    kv_cache: Literal["auto", "int8", "float32"] = "auto"
+    kv_cache: Literal["auto", "int8", "fp8", "float32"] = "auto"
     fused_experts: Literal["auto", "on", "off"] = "auto"
     joint_prompts: bool = True
+    kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     cuda_graphs: bool = True
     top_logits: int = option(64, least=0)
     steps_ahead: int = option(1, least=0, most=1)
@@ -106,8 +119,10 @@ class CudaProvider(NvidiaProvider):
     kernels = CUDA
     device_name = "cuda"
     vendors = frozenset({"NVIDIA"})
+    takes_ranks = True
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
+    _complaints: ClassVar[dict[tuple[type, int], str | None]] = {}  # about carryall's kernels, by device
 
     def complaint(self, index: int) -> str | None:
         """Return why the wheel has no code for a device, None if it has, or if its code is not known."""
@@ -123,26 +138,98 @@ class CudaProvider(NvidiaProvider):
         )
 
     def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
-        """Decide ``kv_cache=auto`` and ``fused_experts=auto`` by the device's compute capability.
+        """Decide ``auto`` of ``kv_cache`` and ``fused_experts`` by the device's compute capability.
+
+        ``kernels=auto`` is decided by a self-test of the kernels on the device.
 
         Raises:
-            ProviderUnavailableError: the device lacks the capability for an option.
+            ProviderUnavailableError: the device lacks the capability for an option, or carryall's kernels
+                are asked for and cannot be used.
         """
         options = self.checked_options(config.options)
         if self.available() is not None:
             return config  # opening a session says why
         capability = self.compute_capability(options["device"])
-        if capability >= _AMPERE:
-            return config
-        wanted = [f"{name}={value}" for name, value in _NEED_AMPERE.items() if options[name] == value]
-        if wanted:
+        for (name, value), needed in _NEEDS.items():
+            if options[name] == value and capability < needed:
+                raise ProviderUnavailableError(
+                    f"{name}={value} needs compute capability {needed[0]}.{needed[1]}, but device "
+                    f"{options['device']} has {capability[0]}.{capability[1]}"
+                )
+        resolved = {**config.options, "kernels": self._chosen_kernels(options)}
+        if capability < _AMPERE:
+            resolved |= {"kv_cache": "float32", "fused_experts": "off"}
+        return dataclasses.replace(config, options=resolved)
+
+    def rank_config(self, config: RunnerConfig, rank: int) -> RunnerConfig:
+        """Give each rank a device, from ``device`` on.
+
+        Nothing is captured, which NCCL's threads could spoil: no machine with two devices has shown that they
+        do not. Ranks return parts of the logits, so that none can choose the largest.
+        """
+        device = self.checked_options(config.options)["device"] + rank
+        own = {"device": device, "cuda_graphs": False, "top_logits": 0}
+        return dataclasses.replace(config, options={**config.options, **own})
+
+    def kernels_complaint(self, index: int) -> str | None:
+        """Return why carryall's kernels cannot be used on a device, None if they can."""
+        key = type(self), index
+        if key not in self._complaints:
+            self.enter(index)
+            try:
+                self._complaints[key] = self_test(partial(self._small_session, index))
+            except CarryallError as error:
+                self._complaints[key] = str(error)
+        return self._complaints[key]
+
+    def load_kernels(self, index: int) -> None:
+        """Load carryall's kernels for a device."""
+        load_kernels(index, self.compute_capability(index))
+
+    def _chosen_kernels(self, options: Mapping[str, Any]) -> str:
+        chosen: str = options["kernels"]
+        complaint = None if chosen == "onnxruntime" else self.kernels_complaint(options["device"])
+        if complaint is None:
+            return "onnxruntime" if chosen == "onnxruntime" else CARRYALL
+        if chosen == CARRYALL:
+            raise ProviderUnavailableError(f"kernels=carryall cannot be used: {complaint}")
+        _log.warning("onnxruntime's kernels are used in place of carryall's: %s", complaint)
+        return "onnxruntime"
+
+    def _small_session(self, index: int, content: bytes) -> Any:
+        options = self.checked_options({"device": index, "kernels": CARRYALL})
+        settings = ort.session_options()
+        self.extend(settings, options)
+        provider = self.provider_options(options, generating=False)
+        return ort.open_session(content, self.execution_provider, settings, provider)
+
+    def kernels_for(self, options: Mapping[str, Any]) -> Kernels:
+        """Return the abilities of onnxruntime's kernels, and of carryall's if they are chosen."""
+        if options["kernels"] != CARRYALL:
+            return self.kernels
+        return dataclasses.replace(self.kernels, silu_and_mul=True, draw_tokens=MOST_CANDIDATES)
+
+    def extend(self, settings: Any, options: Mapping[str, Any]) -> None:
+        """Register carryall's operators, if they are chosen.
+
+        Raises:
+            ProviderUnavailableError: they are not built, or onnxruntime cannot load them.
+        """
+        if options["kernels"] != CARRYALL:
+            return
+        self.load_kernels(options["device"])
+        if RANKS in os.environ:
+            load_nccl(self.operators_library())
+        try:
+            settings.register_custom_ops_library(str(self.operators_library()))
+        except ort.runtime_errors() as error:
             raise ProviderUnavailableError(
-                f"{', '.join(wanted)} needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, but device "
-                f"{options['device']} has {capability[0]}.{capability[1]}"
-            )
-        return dataclasses.replace(
-            config, options={**config.options, "kv_cache": "float32", "fused_experts": "off"}
-        )
+                f"carryall's operators cannot be used: {ort.one_line(error)}"
+            ) from error
+
+    def operators_library(self) -> Path:
+        """Return the library of carryall's operators."""
+        return operators_library()
 
     def provider_options(self, options: Mapping[str, Any], *, generating: bool) -> dict[str, str]:
         """Return the options of the execution provider."""

@@ -8,6 +8,7 @@ import functools
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EngineClosedError
+from ..audio.transcription import Question, Segment, Transcription, next_step
 from ..engine.engine import EngineConfig
 from ..engine.stats import EngineStats
 from ..process.faults import raised_in_thread
@@ -24,7 +26,7 @@ from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens
 from .engine_thread import EngineThread
-from .prompts import ChatPrompt, Prompt, listed_prompts
+from .prompts import ChatPrompt, EncodedPrompt, Prompt, listed_prompts
 from .request_stream import RequestStream
 from .requests import RequestFactory
 from .scoring import (
@@ -200,6 +202,47 @@ class AsyncLLM(TextModel):
             found = await self._in_thread(self.requests.encoder.embed, encoded_tokens(asked), pooling)
             return stacked(*found, normalize=normalize)
         return stacked(await self._ask(embedding_questions(asked)), size, normalize=normalize)
+
+    async def transcribe(
+        self,
+        audio: Any,
+        *,
+        cache_salt: str | None = None,
+        tenant: str | None = None,
+        priority: int = 0,
+        **options: Any,
+    ) -> AsyncGenerator[Segment | Transcription, None]:
+        """Write down a recording; yield each segment when it is finished, and the transcript at the end.
+
+        Args:
+            audio: as for ``LLM.transcribe``.
+            cache_salt: see ``generate``.
+            tenant: see there.
+            priority: see there.
+            **options: as for ``LLM.transcribe``.
+
+        Raises:
+            RequestError: see ``LLM.transcribe``.
+            MissingExtraError: see there.
+            ProviderRuntimeError: the model failed to run.
+            QueueFullError: too many requests are waiting.
+        """
+        steps = await self._in_thread(self.requests.hearing.steps, audio, options, cache_salt or "")
+        answer: RequestOutput | None = None
+        while True:
+            step = await self._in_thread(next_step, steps, answer)
+            answer = None
+            if isinstance(step, Question):
+                prompt = EncodedPrompt(step.token_ids, step.encoder)
+                running = self.generate(
+                    prompt, step.params, priority=priority, cache_salt=cache_salt, tenant=tenant
+                )
+                async with aclosing(running) as states:
+                    answer = [state async for state in states][-1]
+                continue
+            yield step
+            if isinstance(step, Transcription):
+                return
 
     async def render(self, messages: Sequence[Message], **options: Any) -> ChatPrompt:
         """Render a conversation to a prompt in a thread, without blocking the event loop."""

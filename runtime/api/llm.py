@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EngineClosedError, UsageError
+from ...errors import EngineClosedError, RequestError, UsageError
 from ...options import shown
+from ..audio.transcription import Question, Transcription, next_question
 from ..engine.engine import EngineConfig
 from ..engine.requests.request_group import GrowingOutput, RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
@@ -26,7 +27,7 @@ from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
 from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens
-from .prompts import Prompt, images_of, listed_prompts
+from .prompts import EncodedPrompt, Prompt, images_of, listed_prompts
 from .requests import RequestFactory
 from .scoring import (
     RERANK_INSTRUCTION,
@@ -163,6 +164,49 @@ class LLM(TextModel):
             for conversation in listed
         ]
         return self._run(prompts, self._params(sampling_params, len(prompts), None), lora)
+
+    def transcribe(self, audio: Any, **options: Any) -> Transcription:
+        """Write down what is said in a recording of up to 2 hours.
+
+        Args:
+            audio: the path or the bytes of a file, an array float [samples] of 16,000 samples of a second, or
+                (array, rate).
+            **options: fields of ``TranscriptionOptions``: ``language``, ``task``, ``prompt``,
+                ``temperature``, ...
+
+        Raises:
+            RequestError: the model hears nothing, the recording cannot be opened, or an option is invalid.
+            MissingExtraError: PyAV is not installed (the extra ``video``).
+            ProviderRuntimeError: the model failed to run.
+        """
+        return self.transcribe_several([audio], **options)[0]
+
+    def transcribe_several(self, audio: Sequence[Any], **options: Any) -> list[Transcription]:
+        """Write down several recordings, in one batch; see ``transcribe``.
+
+        Raises:
+            RequestError: as for ``transcribe``; nothing was run.
+        """
+        if not isinstance(audio, list | tuple):
+            raise RequestError(f"the recordings must be a list, not {shown(audio)}")
+        running = {
+            number: self.requests.hearing.steps(source, options) for number, source in enumerate(audio)
+        }
+        answers: dict[int, RequestOutput | None] = dict.fromkeys(running)
+        finished: dict[int, Transcription] = {}
+        while running:
+            asked: dict[int, Question] = {}
+            for number, steps in list(running.items()):
+                question = next_question(steps, answers[number])
+                if isinstance(question, Transcription):
+                    finished[number] = question
+                    del running[number]
+                else:
+                    asked[number] = question
+            prompts = [EncodedPrompt(one.token_ids, one.encoder) for one in asked.values()]
+            outputs = self._run(prompts, [one.params for one in asked.values()])
+            answers |= dict(zip(asked, outputs, strict=True))
+        return [finished[number] for number in range(len(audio))]
 
     def stream(
         self,

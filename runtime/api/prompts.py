@@ -12,6 +12,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 
 from ...errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
+from ...providers.base import EncoderOutput
 from ..engine.requests.pooled_states import Pooling
 from ..engine.requests.prompt_images import PromptImages
 from ..engine.schedule.admission import check_prompt
@@ -40,12 +41,14 @@ class ChatPrompt:
         new_parser: returns a parser of an answer; None if all of it is content.
         frame: what is around a structured output, or which calls the answer must hold.
         images: its pictures; None for none.
+        resumption: lengths at which later prompts may leave it, as ``Request`` takes them.
     """
 
     token_ids: list[int]
     new_parser: Callable[[], MessageParser | None]
     frame: AnswerFrame | None = None
     images: PromptImages | None = None
+    resumption: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,14 @@ class PooledPrompt:
     token_ids: list[int]
     pooling: Pooling
     images: PromptImages | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPrompt:
+    """The tokens of a prompt, and what the encoder of the model made of a sound or a picture."""
+
+    token_ids: list[int]
+    encoder: EncoderOutput
 
 
 class TextPrompt(TypedDict):
@@ -69,7 +80,10 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-Prompt = str | Sequence[int] | ChatPrompt | PooledPrompt | TextPrompt | TokensPrompt
+Prompt = str | Sequence[int] | ChatPrompt | PooledPrompt | EncodedPrompt | TextPrompt | TokensPrompt
+
+
+_READY = ChatPrompt | PooledPrompt | EncodedPrompt  # prompts whose tokens are known
 
 
 def listed_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
@@ -78,7 +92,7 @@ def listed_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     Raises:
         RequestError: the value is neither.
     """
-    if isinstance(prompts, str | ChatPrompt | PooledPrompt | Mapping):
+    if isinstance(prompts, str | _READY | Mapping):
         return [cast(Prompt, prompts)]
     if isinstance(prompts, _BYTES) or not isinstance(prompts, Sequence | Iterator | np.ndarray):
         raise RequestError(f"{ACCEPTED}; not {shown(prompts)}")
@@ -91,7 +105,12 @@ def images_of(prompt: Prompt) -> PromptImages | None:
     return prompt.images if isinstance(prompt, ChatPrompt | PooledPrompt) else None
 
 
-def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPrompt:
+def encoder_of(prompt: Prompt) -> EncoderOutput | None:
+    """Return what the encoder made of the sound or picture of a prompt; None for none."""
+    return prompt.encoder if isinstance(prompt, EncodedPrompt) else None
+
+
+def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPrompt | EncodedPrompt:
     """Return a prompt, unpacked from its mapping if it is one.
 
     Raises:
@@ -105,7 +124,7 @@ def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPro
             raise RequestError(f"{ACCEPTED}; '{name}' is {shown(value)}")
         return plain_prompt(cast(Prompt, value))
     tokens = isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, _BYTES)
-    if not tokens and not isinstance(prompt, ChatPrompt | PooledPrompt):
+    if not tokens and not isinstance(prompt, _READY):
         raise RequestError(f"{ACCEPTED}; not {shown(prompt)}")
     return prompt
 
@@ -149,7 +168,7 @@ class PromptReader:
         plain = plain_prompt(prompt)
         if isinstance(plain, str):
             tokens = self.encode(plain)
-        elif isinstance(plain, ChatPrompt | PooledPrompt):
+        elif isinstance(plain, _READY):
             tokens = plain.token_ids
         else:
             self._check_length(len(plain))

@@ -28,10 +28,12 @@ from ..text.parsers.registry import AnswerFormats, message_parser
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
 from .encoder import Encoder
+from .hearing import Hearing
 from .prompts import ChatPrompt as ChatPrompt
+from .prompts import EncodedPrompt, PromptReader, encoder_of, images_of, plain_prompt
 from .prompts import PooledPrompt as PooledPrompt
 from .prompts import Prompt as Prompt
-from .prompts import PromptReader, images_of, plain_prompt
+from .resumption import Resumption
 from .sight import Sight
 
 if TYPE_CHECKING:
@@ -55,9 +57,16 @@ class RequestFactory:
         self.encoder = Encoder(model.open_encoder)
         special = None if model.tokenizer is None else model.tokenizer.special_texts
         self.sight = Sight(model.open_sight)
+        self.hearing = Hearing(
+            model.open_hearing, lambda: self.tokenizer, info.context_length, info.vocab_size
+        )
         if model.tokenizer is not None:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
         stated = None if model.tokenizer is None else model.tokenizer.config.get("response_template")
+        # Only states are kept at some lengths; KV can be cut at any.
+        self._resumption = (
+            Resumption(functools.partial(self.encode, add_special_tokens=False)) if info.state_bytes else None
+        )
         self._formats = AnswerFormats(model.chat_template, special, stated)
 
     @property
@@ -129,6 +138,8 @@ class RequestFactory:
             "streamed": streamed,
             "pin_seconds": pin_seconds,
             "images": images_of(prompt),
+            "resumption": prompt.resumption if isinstance(prompt, ChatPrompt) else (),
+            "encoder": encoder_of(prompt),
             "deadline": None if timeout is None else time.monotonic() + timeout,
         }
         requests = [
@@ -161,7 +172,9 @@ class RequestFactory:
         most = self._model.runner.info.context_length - 1  # a prompt leaves room for a token
         plain = plain_prompt(prompt)
         if not isinstance(plain, str):
-            return self.token_ids(plain if isinstance(plain, ChatPrompt | PooledPrompt) else plain[:most])
+            if isinstance(plain, ChatPrompt | PooledPrompt | EncodedPrompt):
+                return self.token_ids(plain)
+            return self.token_ids(plain[:most])
         tokens = self.encode(plain)
         if len(tokens) > most:
             bare = self.encode(plain, add_special_tokens=False)
@@ -285,7 +298,10 @@ class RequestFactory:
         whole = tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)]
         prompt = ChatPrompt(whole, new_parser, frame)
         if not pictures:
-            return prompt
+            if self._resumption is None or not isinstance(messages, Sequence):
+                return prompt
+            lengths = self._resumption.lengths(marked_messages, rendered, mark, whole, render)
+            return dataclasses.replace(prompt, resumption=lengths)
         self.token_ids(prompt)  # a prompt that is too long is refused before its pictures are computed
         return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures, image_salt))
 

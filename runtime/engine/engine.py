@@ -43,7 +43,7 @@ from .speculation.proposer import Proposer
 from .speculation.speculator import Speculator
 from .stats import Counters, EngineStats
 from .step import PlanRunner, Step, StepSampler, observe_prompts
-from .token_limits import TokenLimits, state_tokens
+from .token_limits import TokenLimits, encoder_tokens, state_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -88,10 +88,10 @@ class Engine:
         self.runner = runner
         policy = chosen_policy(config)
         windows = _windows(config, info) if policy.frees_windows else None
-        states = state_tokens(info)
+        states, fixed = state_tokens(info), encoder_tokens(info)
         if states:
             _check_states(config)
-        self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states)
+        self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states, fixed)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity, costs), identity, costs)
         events = _events_config(config)
@@ -171,6 +171,7 @@ class Engine:
             raise RequestError(f"request id '{request.request_id}' is in use; ids must be unique")
         room = checked_room(request, self.info, self.max_length)
         self._check_images(request)
+        self._check_encoder(request)
         self._queue_tokens(request)
         self._policy.admit(request, room)
         self._requests[request.request_id] = request
@@ -206,6 +207,22 @@ class Engine:
             error.retry_after = seconds(queued + request.queued_tokens - limit) or 0.0
             raise error
         request.expected_seconds = seconds(queued + request.queued_tokens)
+
+    def _check_encoder(self, request: Request) -> None:
+        """Check that a prompt comes with an encoder output if the model attends to one, and only then.
+
+        Raises:
+            RequestError: it does not.
+        """
+        if (request.encoder is None) is (self.info.encoder_width == 0):
+            return
+        if request.encoder is None:
+            raise RequestError(
+                "this model writes down what its encoder hears or sees, so a prompt alone is not enough; "
+                "send a sound "
+                "or a picture"
+            )
+        raise RequestError("this model has no encoder, so it hears and sees nothing; send a text")
 
     def _check_images(self, request: Request) -> None:
         """Check that the pictures of a prompt can be computed, and stay where they are.

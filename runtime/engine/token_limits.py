@@ -32,9 +32,13 @@ class TokenLimits:
         Raises:
             UsageError: ``max_step_tokens`` is less than the slots need, or ``kv_bytes`` less than a state.
         """
-        step, kv, state = _step_tokens(config, info), _kv_tokens(config, info), state_tokens(info)
+        step, kv = _step_tokens(config, info), _kv_tokens(config, info)
+        state = state_tokens(info) + encoder_tokens(info)
         if kv is not None and state and kv <= state:
-            raise UsageError(f"kv_bytes must be more than the {info.state_bytes} bytes of a sequence's state")
+            held = info.state_bytes + info.encoder_bytes
+            raise UsageError(
+                f"kv_bytes must be more than the {held} bytes of a sequence's state and of its encoder's rows"
+            )
         every_slot = info.max_slots * info.context_length
         return cls(
             step=step,
@@ -48,6 +52,11 @@ class TokenLimits:
 def state_tokens(info: RunnerInfo) -> int:
     """Return the size of a state in tokens of KV, rounded up; 0 if no layer has a state."""
     return -(-info.state_bytes // max(1, info.kv_bytes_per_token))
+
+
+def encoder_tokens(info: RunnerInfo) -> int:
+    """Return the size of the encoder's rows in tokens of KV, rounded up; 0 without cross-attention."""
+    return -(-info.encoder_bytes // max(1, info.kv_bytes_per_token))
 
 
 def _step_tokens(config: EngineConfig, info: RunnerInfo) -> int:

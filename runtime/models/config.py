@@ -74,7 +74,7 @@ class ModelConfig(Checked):
     quantize: str | None = option(None, choices=METHODS)
     kv_cache_dtype: Literal["int8", "bfloat16", "float32"] | None = None
     # Without upper bounds: the model and the machine limit these at load.
-    context_length: int | None = option(None, least=1, most=math.inf)
+    context_length: int | None = option(None, least=1, most=math.inf, unit="tokens")
     num_threads: int = option(0, least=0, most=math.inf)
     speculative: str | None = None
     num_speculative_tokens: int | None = option(None, least=1)

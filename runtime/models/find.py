@@ -9,12 +9,16 @@ from pathlib import Path
 from ...errors import CarryallWarning, ModelNotFoundError
 from ...exporter.config import CONFIG_FILE, read_json
 from ...exporter.config.genai import GENAI_FILE, graph_name
+from ...exporter.ctranslate2 import WEIGHTS_FILE, is_ctranslate2, write_checkpoint
 from ...exporter.demo import NAMES, demo_path
 from ...exporter.gguf.file import GGUF_SUFFIX, shard_paths
 from ...exporter.hub import download, is_hub_id
+from ...exporter.image_processor import PREPROCESSOR_FILE
 from ...exporter.model_names import named_model, similar_names
 from ...exporter.package import MODEL_FILE, TOKENIZER_FILE, Package
 from ...providers.host.machine import describe_machine
+from ...storage.cache import cache_key, cached_folder
+from ...storage.hashes import content_key
 from ...storage.paths import check_name
 
 _EMBEDDED = {"demo": NAMES[0], **{name: name for name in NAMES}}
@@ -87,6 +91,8 @@ def _in_folder(folder: Path) -> Path:
     """Return what a folder holds: itself for a package or checkpoint, else an ONNX or GGUF file."""
     if Package.is_package(folder) or _has_safetensors(folder):
         return folder
+    if is_ctranslate2(folder):
+        return _converted(folder)
     found = _graph(folder) or _gguf(folder)
     if found is not None:
         return found
@@ -103,6 +109,18 @@ def _in_folder(folder: Path) -> Path:
     raise ModelNotFoundError(
         f"{folder} is neither a package nor a checkpoint: it has no {CONFIG_FILE}, .onnx or .gguf file"
     )
+
+
+def _converted(folder: Path) -> Path:
+    """Return a checkpoint of the same weights, which is written into the cache once."""
+    names = [WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE, PREPROCESSOR_FILE]
+    key = cache_key(ctranslate2=content_key(folder, [name for name in names if (folder / name).is_file()]))
+
+    def build(target: Path) -> None:
+        (target / folder.name).mkdir()
+        write_checkpoint(folder, target / folder.name)
+
+    return cached_folder("ctranslate2", key, build, {"model": str(folder)}) / folder.name
 
 
 def _refused_pickle(file: Path) -> ModelNotFoundError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 from ...errors import RequestError
 from ...providers.base import DeviceMemory, Runner
 from ...providers.placement import Placement
+from ..audio.encoding import AudioEncoder
 from ..engine.adapters import AdapterSet
 from ..engine.speculation.proposer import Proposer
 from ..images.encoding import ImageEncoder
@@ -28,6 +30,15 @@ def reads_text() -> ImageEncoder:
     raise RequestError("this model reads text only, not images; leave them out")
 
 
+def hears_nothing() -> NoReturn:
+    """Refuse sound.
+
+    Raises:
+        RequestError: always.
+    """
+    raise RequestError("this model writes down no sound; choose one that does, such as Whisper")
+
+
 @dataclass(slots=True)
 class LoadedModel:
     """A model that is open on a provider.
@@ -42,6 +53,8 @@ class LoadedModel:
         open_encoder: opens another runner of the model that returns hidden states instead of logits.
         open_sight: opens what turns pictures into rows of the model's input; raises RequestError if the model
             reads text only.
+        open_hearing: opens what turns sound into rows of the model's encoder; raises RequestError if it hears
+            nothing.
         proposer: proposes tokens for speculative decoding; the engine closes it.
         provider: the provider that runs the model.
         choice: the measurements, if the provider was ``auto``.
@@ -60,6 +73,7 @@ class LoadedModel:
     identity: str = ""
     proposer: Proposer | None = None
     open_sight: Callable[[], ImageEncoder] = reads_text
+    open_hearing: Callable[[], tuple[AudioEncoder, Mapping[str, Any]]] = hears_nothing
     open_encoder: Callable[[], Runner] | None = None
     provider: str = ""
     choice: FastestProvider | None = None

@@ -15,6 +15,7 @@ from ...providers import get_provider
 from ...providers.base import Runner, RunnerConfig, RunnerInfo
 from ...providers.host import machine
 from ...providers.placement import Placement
+from ..audio.encoding import AudioEncoder
 from ..engine.adapters import AdapterSet
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
@@ -315,6 +316,8 @@ def _opened(
     loaded.summary = lambda: source.summary
     if source.sees:
         loaded.open_sight = functools.partial(_sight, source, provider, config, runner.info.image_width)
+    if source.hears:
+        loaded.open_hearing = functools.partial(_hearing, source, provider, config)
     loaded.open_encoder = functools.partial(_encoder, source, provider, config, asked, progress)
     return loaded
 
@@ -323,6 +326,14 @@ def _sight(source: SourceModel, provider: str, config: RunnerConfig, width: int)
     from .sight import open_sight  # not at the start of models without pictures: it imports graphs
 
     return open_sight(source, provider, config, width)
+
+
+def _hearing(
+    source: SourceModel, provider: str, config: RunnerConfig
+) -> tuple[AudioEncoder, Mapping[str, Any]]:
+    from .hearing import open_hearing  # as above
+
+    return open_hearing(source, provider, config)
 
 
 def _open(

@@ -29,7 +29,8 @@ def with_context(config: RunnerConfig, files: SourceModel) -> RunnerConfig:
         UsageError: the context length exceeds the model's maximum, or no file of the model states it.
     """
     known = files.context
-    wanted = config.context_length or (None if known is None else known.default)
+    default = None if known is None else known.default
+    wanted = default if config.context_length is None else config.context_length
     if wanted is None:
         raise UsageError(
             f"no file of {files.name} states its context length; add --context-length, or a config.json "

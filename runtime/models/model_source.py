@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, GraphError, PackageError, UnsupportedModelError, UsageError
+from ...exporter.audio_processor import hears
 from ...exporter.encoders.names import is_encoder
 from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX, GgufFile, shard_paths
@@ -97,8 +98,13 @@ class SourceModel:
         """Whether the model takes pictures."""
         return self.package is not None and self.package.sees
 
+    @property
+    def hears(self) -> bool:
+        """Whether the model takes sound."""
+        return self.package is not None and self.package.hears
+
     def sight_folder(self) -> Path:
-        """Return the folder with ``vision.onnx`` and the record of the picture processor."""
+        """Return the folder with ``vision.onnx`` or ``audio.onnx``, and the record of its processor."""
         return self.folder
 
     @cached_property
@@ -395,6 +401,10 @@ class CheckpointModel(InPlaceModel):
     @cached_property
     def sees(self) -> bool:
         return has_tower(self.config) and has_processor(self.folder)
+
+    @property
+    def hears(self) -> bool:
+        return hears(self.config)
 
     def sight_folder(self) -> Path:
         """See ``SourceModel``; it is written into the cache once.

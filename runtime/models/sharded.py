@@ -58,7 +58,7 @@ def sharded_runner(
 
     if config.options.get("kernels") != "carryall":
         raise UsageError(
-            f"tensor_parallel {count} needs carryall's CPU kernels; build them with "
+            f"tensor_parallel {count} needs carryall's kernels; build them with "
             "`carryall doctor --build-kernels`"
         )
     nodes = nodes_of_ranks(numa_nodes(), count) if numa else None
@@ -67,7 +67,11 @@ def sharded_runner(
     )
     try:
         passes = [ShardPass(rank, count) for rank in range(count)]
-        graphs = [lowered_model(files, provider, rank_config, progress, changes=[each]) for each in passes]
+        configs = [provider.rank_config(rank_config, rank) for rank in range(count)]
+        graphs = [
+            lowered_model(files, provider, config, progress, changes=[each])
+            for each, config in zip(passes, configs, strict=True)
+        ]
     except GraphError as error:
         raise UsageError(f"{files.name} cannot be cut over {count} processes: {error}") from error
-    return ShardedRunner(provider.name, graphs, rank_config, nodes), graphs
+    return ShardedRunner(provider.name, graphs, configs, nodes), graphs

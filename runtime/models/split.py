@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...contract import PAST_KEY
 from ...errors import CarryallError, UsageError
 from ...options import declared
 from ...progress import Progress
@@ -159,8 +158,9 @@ def split_runner(
     Raises:
         UsageError: the split is invalid, or the model is already lowered.
     """
-    caches = [str(value.name) for value in files.graph.graph.inputs if PAST_KEY.fullmatch(str(value.name))]
-    parts = parse_split(text, len(caches))
+    from ...graph_opt.analysis.layers import num_layers
+
+    parts = parse_split(text, num_layers(files.graph.graph))
     configs = [get_provider(part.provider).resolve_options(part.config(config)) for part in parts]
     graphs = [
         _lower(files, part, part_config, progress) for part, part_config in zip(parts, configs, strict=True)

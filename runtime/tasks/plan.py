@@ -289,7 +289,8 @@ def plan(
             reason = "was lowered for a target" if files.lowered else "is not a decoder with a KV cache"
             raise UsageError(f"{model} {reason}; plan takes a package, a checkpoint folder or a GGUF file")
         longest = DEFAULT_CONTEXT if files.context is None else min(files.context.default, DEFAULT_CONTEXT)
-        config = with_context(RunnerConfig(context_length=context_length or longest), files)
+        wanted = longest if context_length is None else context_length
+        config = with_context(RunnerConfig(context_length=wanted), files)
         speed = _speed(bandwidth)
         size = machine.memory()[0] if memory is None else memory
         context = config.context_length or longest

@@ -29,13 +29,24 @@ FAMILIES = (
 )
 # Files of ``converted_ggufs`` that llama.cpp reads, and gives the logits of transformers.
 CONVERTED = (
-    *("deepseek_v2-groups-yarn", "deepseek_v3", "falcon_h1", "falcon_h1-norm", "gemma", "glm4", "glm4_moe"),
+    *(
+        "apertus",
+        "cohere2-four",
+        "stablelm",
+        "deepseek_v2-groups-yarn",
+        "deepseek_v3",
+        "falcon_h1",
+        "falcon_h1-norm",
+        "gemma",
+        "glm4",
+        "glm4_moe",
+    ),
     *("glm4_moe-plain", "glm4_moe_lite", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared"),
     *("hunyuan_v1_dense", "lfm2_moe", "ministral3", "olmo2", "starcoder2-no-window", "youtu"),
 )
 # Types of matrices by the multiple that their rows need.
 _OF_32 = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")
-_OF_256 = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_XXS")
+_OF_256 = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_XXS", "TQ1_0", "TQ2_0")
 _MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed", "lm_head")
 
 

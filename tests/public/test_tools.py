@@ -291,6 +291,64 @@ TYPED = {
             '{"a": {"b": [1]}}\n</parameter>\n</function>\n</call>',
             {"n": 5, "o": {"a": {"b": [1]}}},
         ),
+        (  # a value without its closing tag failed the request
+            "ollama/ollama#17914",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=s>\nab c\n<parameter=n>\n5\n</parameter>\n</function>\n"
+            "</call>",
+            {"s": "ab c", "n": 5},
+        ),
+        (  # the same at the last value
+            "ollama/ollama#17914",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n<parameter=s>\nab c\n</function>\n"
+            "</call>",
+            {"n": 5, "s": "ab c"},
+        ),
+        (  # a value was cut at a tag of its own
+            "raullenchai/Rapid-MLX#1515",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=s>\nIt ends with </parameter> here, </function> or </call>.\n"
+            "</parameter>\n</function>\n</call>",
+            {"s": "It ends with </parameter> here, </function> or </call>."},
+        ),
+        (  # the same with a pair of tags
+            "Neroued/ninfer#138",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=s>\np = r'<parameter=n>\\n(.*?)\\n</parameter>'\n"
+            "<parameter=s>\n1\n</parameter>\nx\n</parameter>\n</function>\n</call>",
+            {"s": "p = r'<parameter=n>\\n(.*?)\\n</parameter>'\n<parameter=s>\n1\n</parameter>\nx"},
+        ),
+        (  # a value that was closed with the parameter's name swallowed the next
+            "anthropics/claude-code#83088",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=s>\nlong text</s>\n<parameter=l>\n[1]\n</parameter>\n"
+            "</function>\n</call>",
+            {"s": "long text", "l": [1]},
+        ),
+        # Closing tags that are spelled wrongly became a part of the value.
+        *(
+            (
+                "sgl-project/sglang#27337",
+                "parameters",
+                f"\n<call>\n<function=f>\n<parameter=s>\nParis\n{close}\n</function>\n</call>",
+                {"s": "Paris"},
+            )
+            for close in ("</parameter/>", "</parameter1>", "</parameter", "</parameter_function>")
+        ),
+        (  # the tag of a key without its bracket was an error
+            "ml-explore/mlx-lm#1881",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=s\nParis\n</parameter>\n<parameter=l\n[1, 2]\n</parameter>\n"
+            "</function>\n</call>",
+            {"s": "Paris", "l": [1, 2]},
+        ),
+        (  # the same in front of a value with such a bracket
+            "vllm-project/vllm#39771",
+            "parameters",
+            "\n<call>\n<function=f>\n<parameter=s\na > b\n</parameter>\n</function>\n</call>",
+            {"s": "a > b"},
+        ),
         (  # lists were texts
             "ollama/ollama#15098",
             "parameters",

@@ -42,3 +42,30 @@ def test_streams_that_return_at_once_do_not_double_a_service(simulator: ModuleTy
     most = streams / (0.010 + 0.001 * streams)
     assert 0.8 * most < found["tokens_s"] <= 1.01 * most  # a step more or less in the time
     assert found["between_ms_p95"] == pytest.approx(10 + streams, rel=0.05)
+
+
+def test_costs_of_steps_that_vary_keep_their_ratios(simulator: ModuleType) -> None:
+    steps = [
+        (rows, prompts, 10 * prompts, factor * (0.01 + 0.001 * rows + 0.002 * 10 * prompts))
+        for rows in (1, 3, 6)
+        for prompts in (0, 1)
+        for factor in (0.9, 1.1)
+    ]
+    costs = simulator.Costs.fitted(steps)
+    assert costs.step == pytest.approx(0.01, rel=0.02)
+    assert costs.of(3, 1, 10) == pytest.approx(0.033, rel=0.02)
+    assert sorted(costs.ratios) == pytest.approx([0.9] * 6 + [1.1] * 6, rel=0.03)
+    service = simulator.Service(costs, 2)
+    ask = simulator.Ask(0.0, 1, 200)
+    simulation = simulator.Simulation()
+    simulation.give(service, ask)
+    simulation.run(60.0)
+    taken = {round(b - a, 4) for a, b in zip(ask.times, ask.times[1:], strict=False)}
+    assert max(taken) / min(taken) == pytest.approx(1.1 / 0.9, rel=0.02)
+
+
+def test_the_recorded_run_of_a_real_model_is_predicted(
+    simulator: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulator.check(PATH.parents[1] / "benchmarks" / "results" / "one_service.json")
+    assert capsys.readouterr().out.count("ratio 0.9") == 3

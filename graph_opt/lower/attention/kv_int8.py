@@ -1,10 +1,11 @@
-"""Lower quantized keys and values in front of attention to an int8 cache of GroupQueryAttention.
+"""Lower quantized keys and values in front of attention to a cache of 8 bits of onnxruntime's operators.
 
     Attention(q, DequantizeLinear(QuantizeLinear(k)), DequantizeLinear(QuantizeLinear(v)), past...)
-        -> GroupQueryAttention(q, k, v, past as int8, ..., k_scale, v_scale)
+        -> GroupQueryAttention or PagedAttention(q, k, v, past as int8, ..., k_scale, v_scale)
 
-This takes two passes around the lowering of attention. The first removes the QDQ pairs, so that the rope is
-next to the attention. The second passes their scales to the kernel.
+A cache of float8e4m3fn has the same scales, so that what an int8 cache holds at most is the largest number of
+that type too. This takes two passes around the lowering of attention. The first removes the QDQ pairs, so
+that the rope is next to the attention. The second passes their scales to the kernel.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from ...graph.edit import MICROSOFT, add_initializer, constant, int_attribute, n
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
 
-KV_CACHE_MODES = ("auto", "int8", "bfloat16", "float32")
-# GroupQueryAttention's scale inputs, and the attributes that state their granularity.
-_OPERANDS = ((12, "k_quant_type"), (13, "v_quant_type"))
+INT8, FP8 = "int8", "fp8"  # caches of 8 bits
+KV_CACHE_MODES = ("auto", INT8, FP8, "bfloat16", "float32")
+# The inputs of the scales of keys and values, and the attributes that state their granularity. Sources:
+# onnxruntime 1.31, docs/ContribOperators.md; docs/contrib_ops/cuda/paged_attention.md: the shape of a scale.
+_OPERANDS = {"GroupQueryAttention": (12, 13), "PagedAttention": (14, 15)}
+_KINDS = ("k_quant_type", "v_quant_type")
+_TYPES = {INT8: ir.DataType.INT8, FP8: ir.DataType.FLOAT8E4M3FN}
+_FP8_FACTOR = 127 / 448  # from the scale for int8 to that for float8e4m3fn
 
 
 @dataclass(slots=True)
@@ -71,46 +77,51 @@ class TakeCacheScalesPass(GraphPass):
             )
 
 
-class Int8CachePass(GraphPass):
-    """Make every GroupQueryAttention with known scales use an int8 cache.
+class QuantizedCachePass(GraphPass):
+    """Make every attention of com.microsoft with known scales use a cache of 8 bits.
 
     Args:
         scales: the scales that ``TakeCacheScalesPass`` found.
+        kind: ``INT8`` or ``FP8``.
     """
 
-    def __init__(self, scales: CacheScales) -> None:
+    def __init__(self, scales: CacheScales, kind: str = INT8) -> None:
         super().__init__()
-        self.scales = scales
+        self.scales, self.kind = scales, kind
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Add the scales and attributes, and change the types of the caches."""
-        for node in nodes_of(graph, "GroupQueryAttention", MICROSOFT):
+        for node in [node for kind in _OPERANDS for node in nodes_of(graph, kind, MICROSOFT)]:
+            places = _OPERANDS[node.op_type]
             caches = node.inputs[3:5]
             found = [self.scales.by_cache.get(cache) for cache in caches if cache is not None]
             tensors = [tensor for tensor in found if tensor is not None]
             if len(tensors) < 2:
                 continue
-            if len(node.inputs) <= _OPERANDS[-1][0]:
-                node.resize_inputs(_OPERANDS[-1][0] + 1)
-            for (position, attribute), tensor in zip(_OPERANDS, tensors, strict=True):
-                scale = add_initializer(graph, str(tensor.name), _in_float(tensor))
-                node.replace_input_with(position, scale)
-                kind = "PER_CHANNEL" if math.prod(shape_of(tensor)) > 1 else "PER_TENSOR"
+            if len(node.inputs) <= places[-1]:
+                node.resize_inputs(places[-1] + 1)
+            heads = int_attribute(node, "kv_num_heads", 1)
+            for place, attribute, tensor in zip(places, _KINDS, tensors, strict=True):
+                channels = math.prod(shape_of(tensor))
+                shape = (heads, 1, channels // heads) if channels > 1 else (1,)
+                scale = add_initializer(graph, str(tensor.name), self._scale(tensor, shape))
+                node.replace_input_with(place, scale)
+                kind = "PER_CHANNEL" if channels > 1 else "PER_TENSOR"
                 node.attributes.add(ir.AttrString(attribute, kind))
             node.attributes.add(ir.AttrInt64("kv_cache_bit_width", 8))
             for value in (*caches, *node.outputs[1:3]):
                 if value is not None:
-                    value.type = ir.TensorType(ir.DataType.INT8)
+                    value.type = ir.TensorType(_TYPES[self.kind])
             self.fired += 1
 
-
-def _in_float(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """Return a scale in fp32, which the kernels need in graphs of any type."""
-    if tensor.dtype == ir.DataType.FLOAT:
-        return tensor
-    wide = lazy(lambda: tensor.numpy().astype(np.float32), ir.DataType.FLOAT, shape_of(tensor))
-    wide.name = tensor.name
-    return wide
+    def _scale(self, tensor: ir.TensorProtocol, shape: tuple[int, ...]) -> ir.TensorProtocol:
+        """Return a scale in fp32, which the kernels need in graphs of any type."""
+        factor = np.float32(_FP8_FACTOR if self.kind == FP8 else 1)
+        scale = lazy(
+            lambda: tensor.numpy().astype(np.float32).reshape(shape) * factor, ir.DataType.FLOAT, shape
+        )
+        scale.name = tensor.name
+        return scale
 
 
 def _quantized(value: ir.Value | None) -> tuple[ir.Value, ir.TensorProtocol] | None:

@@ -27,13 +27,21 @@ from ...graph.edit import (
 from ...graph.graph_facts import quantized_bits
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass
-from ..paged_kv import CACHE_TYPE, CACHE_TYPES, COMPRESSED, LARGEST_HEAD, TABLE, row_bytes, table_input
+from ..paged_kv import (
+    BLOCK_SIZE,
+    CACHE_TYPE,
+    CACHE_TYPES,
+    COMPRESSED,
+    LARGEST_HEAD,
+    LAYOUT,
+    TABLE,
+    row_bytes,
+    table_input,
+)
 from .kv_int8 import CacheScales
 from .shared_cache import reads_only
 
 DOMAIN, OPERATOR = "carryall", "PagedAttention"
-LAYOUT = 2  # version of the caches; the kernels refuse others
-BLOCK_SIZE = 32  # positions
 _SINKS = 11  # index of the operator's input; slopes and ahead follow
 
 

@@ -41,8 +41,8 @@ class NormsInAttentionPass(GraphPass):
     """Move the norms of q and k into the attention that reads them.
 
     Args:
-        scales: caches that will be int8; their attentions keep the norms outside, because CUDA's fused
-            kernel for an int8 cache takes no norms.
+        scales: caches that will have 8 bits; GroupQueryAttention keeps the norms outside of them, because
+            CUDA's fused kernel for such a cache takes no norms.
     """
 
     def __init__(self, scales: CacheScales | None = None) -> None:
@@ -53,8 +53,8 @@ class NormsInAttentionPass(GraphPass):
         """Rewrite every attention with supported norms of q and k."""
         found = [node for kind in _WEIGHTS for node in nodes_of(graph, kind, MICROSOFT)]
         for node in found:
-            if node.inputs[3] in self._scales.by_cache:
-                self.refuse(node, "its cache is int8")
+            if node.op_type == "GroupQueryAttention" and node.inputs[3] in self._scales.by_cache:
+                self.refuse(node, "its cache has 8 bits")
                 continue
             size = static_size(node.inputs[3], 3)
             norms = [_head_norm(value, size) for value in node.inputs[:2]]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ....contract import ATTENTION_MASK, is_past_state
+from ....contract import ATTENTION_MASK, ENCODER_STATES, is_past_state
 from ....errors import UnsupportedAttentionError
+from ...analysis.decoder_inputs import find_input
 from ...graph.edit import (
     add_initializer,
     float_attribute,
@@ -34,14 +35,18 @@ _TRANSPOSED = [0, 2, 1]
 
 
 class RefuseStatesPass(GraphPass):
-    """Refuse a graph with recurrent states, which is then lowered with explicit ones where that is possible.
+    """Refuse a graph with recurrent states or an encoder's rows, which are explicit where that is possible.
 
     Raises:
-        UnsupportedAttentionError: the graph has such states.
+        UnsupportedAttentionError: the graph has such inputs.
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Check the inputs."""
+        if find_input(graph, ENCODER_STATES) is not None:
+            raise UnsupportedAttentionError(
+                "the graph attends to rows of an encoder, which these slots and blocks do not hold"
+            )
         states = [value.name for value in graph.inputs if is_past_state(value.name)]
         if states:
             raise UnsupportedAttentionError(

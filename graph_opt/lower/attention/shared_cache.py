@@ -44,7 +44,7 @@ class SharedCachePass(GraphPass):
             shared = insert(node, "Attention", operands, attributes)
             shared.name = node.name
             shared.meta[_KEY] = True
-            last = _joining(node.outputs[0], width)
+            last = joining(node.outputs[0], width)
             if last is None:
                 replace(node.outputs[0], split_heads(node, shared.outputs[0], *sizes))
             else:
@@ -53,7 +53,7 @@ class SharedCachePass(GraphPass):
             self.fired += 1
 
 
-def _joining(value: ir.Value, width: int) -> ir.Node | None:
+def joining(value: ir.Value, width: int) -> ir.Node | None:
     """Return the Reshape to [batch, sequence, width], if nothing else reads ``value`` [batch, heads, ...]."""
     node = _only_reader(value)
     if node is None or node.op_type != "Transpose" or list(node.attributes["perm"].as_ints()) != [0, 2, 1, 3]:

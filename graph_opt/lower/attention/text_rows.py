@@ -43,16 +43,18 @@ from ...passes.remove_unused import RemoveUnusedNodesPass
 from ..paged_kv import (
     AHEAD,
     BEGINS,
+    BLOCK_SIZE,
     CACHE_TYPES,
     KEYS,
     LARGEST_HEAD,
+    LAYOUT,
     PAST,
     TABLE,
     VALUES,
     row_bytes,
     text_cache,
 )
-from .native_attention import BLOCK_SIZE, DOMAIN, LAYOUT, OPERATOR
+from .native_attention import DOMAIN, OPERATOR
 from .near_products import given, in_lanes, upstream
 from .text_masks import TEXT_INPUTS, TextMask, text_masks
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..attention.native_attention import LAYOUT as CACHES
+from ..paged_kv import LAYOUT as CACHES
 from ..products.tiles import LAYOUT as TILES
 
 VERSION = 4

@@ -36,7 +36,7 @@ class DrawTokensPass(GraphPass):
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Write both parts in standard operators."""
+        """Write both parts in standard operators; ``DrawTokens``, if it is there, computes the second."""
         values = {value.name: value for value in [*graph.inputs, *graph.outputs]}
         if not {INPUT_IDS, LOGITS, TOP_LOGITS, TOP_TOKEN_IDS} <= values.keys():
             return
@@ -63,6 +63,25 @@ def _read_drawn(graph: ir.Graph, ids: ir.Value) -> None:
 def _draw(graph: ir.Graph, logits: ir.Value, best: ir.Value, token_ids: ir.Value) -> None:
     controls = ir.val(DRAW, ir.DataType.FLOAT, ["wanted", len(DRAW_COLUMNS)])
     graph.inputs.append(controls)
+    producer = best.producer()
+    if producer is not None and producer.op_type == "DrawTokens":
+        drawn = _fused(producer, controls)
+    else:
+        drawn = _written(graph, controls, logits, best, token_ids)
+    drawn.name, drawn.type, drawn.shape = DRAWN, ir.TensorType(ir.DataType.INT64), ir.Shape(["wanted"])
+    graph.outputs.append(drawn)
+
+
+def _fused(node: ir.Node, controls: ir.Value) -> ir.Value:
+    node.resize_inputs(2)
+    node.replace_input_with(1, controls)
+    node.resize_outputs(4)
+    return node.outputs[3]
+
+
+def _written(
+    graph: ir.Graph, controls: ir.Value, logits: ir.Value, best: ir.Value, token_ids: ir.Value
+) -> ir.Value:
     count = static_size(best, -1) or 0
 
     def constant(name: str, content: object, dtype: type) -> ir.Value:
@@ -98,6 +117,4 @@ def _draw(graph: ir.Graph, logits: ir.Value, best: ir.Value, token_ids: ir.Value
     place = append("Min", append("ReduceSum", passed, last), constant("end", count - 1, np.float32))
     index = append("Cast", place, to=int(ir.DataType.INT64))
     token = append("GatherElements", token_ids, index, axis=2)
-    drawn = append("Squeeze", token, constant("rest", [1, 2], np.int64))
-    drawn.name, drawn.type, drawn.shape = DRAWN, ir.TensorType(ir.DataType.INT64), ir.Shape(["wanted"])
-    graph.outputs.append(drawn)
+    return append("Squeeze", token, constant("rest", [1, 2], np.int64))

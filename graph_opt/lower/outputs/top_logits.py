@@ -3,7 +3,8 @@
     logits   ->   logits, top_logits and top_token_ids [batch, wanted, count], logsumexp [batch, wanted]
 
 They are exact for a request that is greedy, has ``top_k`` <= ``count``, or has a ``top_p`` whose probability
-mass the top logits cover, which the log-sum-exp shows. On the CPU, NumPy is faster than TopK.
+mass the top logits cover, which the log-sum-exp shows. On the CPU, NumPy is faster than TopK. Targets with
+carryall's ``DrawTokens`` compute them in one kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import onnx_ir as ir
 
 from ....contract import LOGITS, LOGSUMEXP, TOP_LOGITS, TOP_TOKEN_IDS
 from ....errors import GraphError
-from ...graph.edit import shared_constant, static_size
+from ...graph.edit import OWN, shared_constant, static_size
 from ...passes.base import GraphPass
 
 
@@ -22,22 +23,37 @@ class TopLogitsPass(GraphPass):
 
     Equal logits are ordered by token id, as TopK specifies and sampling needs.
 
+    Args:
+        count: the number of top logits.
+        most_fused: the most that the target's ``DrawTokens`` computes; 0 if it has none.
+
     Raises:
         GraphError: the graph has no output ``logits`` with a known vocabulary size.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, most_fused: int = 0) -> None:
         super().__init__()
-        self._count = count
+        self._count, self._most_fused = count, most_fused
 
     def rewrite(self, graph: ir.Graph) -> None:
-        """Append TopK, and log-sum-exp in basic operators: not all targets have a fast kernel for it."""
+        """Append ``DrawTokens``, or TopK and the log-sum-exp in basic operators, which all targets have."""
         logits = next((value for value in graph.outputs if value.name == LOGITS), None)
         size = static_size(logits, -1)
         if logits is None or logits.shape is None or size is None:
             raise GraphError("the graph has no output 'logits' with a known vocabulary size")
         rows = list(logits.shape)[:-1]
         count = min(self._count, size)
+        if count <= self._most_fused and logits.dtype == ir.DataType.FLOAT:
+            results = _fused(graph, logits, count)
+        else:
+            results = self._written(graph, logits, count)
+        _describe(results[0], TOP_LOGITS, logits.dtype, [*rows, count])
+        _describe(results[1], TOP_TOKEN_IDS, ir.DataType.INT64, [*rows, count])
+        _describe(results[2], LOGSUMEXP, logits.dtype, rows)
+        graph.outputs.extend(results)
+        self.fired += 1
+
+    def _written(self, graph: ir.Graph, logits: ir.Value, count: int) -> list[ir.Value]:
         axis = shared_constant(graph, "top_logits.axis", np.array([-1], np.int64))
         wanted = shared_constant(graph, "top_logits.count", np.array([count], np.int64))
         top = ir.node("TopK", [logits, wanted], {"axis": -1, "largest": 1, "sorted": 1}, num_outputs=2)
@@ -52,12 +68,15 @@ class TopLogitsPass(GraphPass):
         largest = append("Gather", top.outputs[0], first, axis=-1)
         mass = append("ReduceSum", append("Exp", append("Sub", logits, largest)), axis)
         total = append("Squeeze", append("Add", append("Log", mass), largest), axis)
-        _describe(top.outputs[0], TOP_LOGITS, logits.dtype, [*rows, count])
-        _describe(top.outputs[1], TOP_TOKEN_IDS, ir.DataType.INT64, [*rows, count])
-        _describe(total, LOGSUMEXP, logits.dtype, rows)
         graph.extend(nodes)
-        graph.outputs.extend([*top.outputs, total])
-        self.fired += 1
+        return [*top.outputs, total]
+
+
+def _fused(graph: ir.Graph, logits: ir.Value, count: int) -> list[ir.Value]:
+    node = ir.node("DrawTokens", [logits], {"count": count}, domain=OWN, num_outputs=3)
+    graph.append(node)
+    graph.opset_imports.setdefault(OWN, 1)
+    return list(node.outputs)
 
 
 def _describe(

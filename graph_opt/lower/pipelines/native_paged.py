@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ...passes.remove_unused import RemoveUnusedNodesPass
+from ..attention.cross_attention import CrossAttentionPass
 from ..attention.kv_int8 import CacheScales
 from ..attention.native_attention import NativeAttentionPass
 from ..attention.recurrent_states import NativeStatesPass
@@ -33,6 +34,7 @@ FORM = PagedForm(
     sinks=10,
     slopes=11,
     ahead=12,
+    cross=True,
 )
 
 
@@ -57,6 +59,8 @@ def native_paged_passes(
         RemoveUnusedNodesPass(),
         PagedInputsPass(FORM),
         NativeAttentionPass(cache_type, scales),
+        CrossAttentionPass(),
+        RemoveUnusedNodesPass(),
         LastHiddenStatePass(),
         SelectLogitsPass(),
         FlatLogitsPass(FORM),

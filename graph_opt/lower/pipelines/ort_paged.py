@@ -37,7 +37,7 @@ def ort_paged_passes(context_length: int, scales: CacheScales) -> list[ir.passes
 
     Args:
         context_length: maximum tokens of a sequence; the length of the rope tables.
-        scales: scales of an int8 cache, which is not supported here: the cache stays float.
+        scales: scales of a cache of 8 bits, see ``QuantizedCachePass``.
     """
     return [
         PagedAttentionPass(context_length, scales, FORM),

@@ -47,6 +47,7 @@ from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.remove_unused import RemoveUnusedNodesPass
 from ...passes.shape_inference import ShapeInferencePass
 from ..attention.attention import rope_misfit
+from ..attention.cross_attention import encoder_caches
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.recurrent_states import RefuseStatesPass
 from ..attention.rope_tables import RopeTablesPass
@@ -118,6 +119,8 @@ class PagedAttentionPass(GraphPass):
         self._meanings, self._slopes, self._angles = {}, {}, {}
         tables = [ir.val(name, ir.DataType.INT32, shape) for name, shape in self.form.tables.items()]
         for node in nodes_of(graph, "Attention"):
+            if self.form.cross and encoder_caches(node) is not None:
+                continue
             _check(node, self.form)
             self._lower(graph, node, tables)
             self.fired += 1

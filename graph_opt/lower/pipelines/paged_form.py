@@ -38,6 +38,7 @@ class PagedForm:
         sinks: index of its input for sinks; 0 if it has none.
         slopes: index of its input for ALiBi's slopes; 0 if it has none.
         ahead: index of its input ``image_ahead``; 0 if it has none.
+        cross: whether a later pass lowers attention to an encoder's rows.
     """
 
     domain: str = DOMAIN
@@ -51,6 +52,7 @@ class PagedForm:
     sinks: int = 0
     slopes: int = 0
     ahead: int = 0
+    cross: bool = False
 
     def nodes(self, graph: ir.Graph) -> list[ir.Node]:
         """Return the nodes of the operator."""

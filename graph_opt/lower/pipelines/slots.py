@@ -14,7 +14,14 @@ from ...passes.shape_inference import ShapeInferencePass
 from ...quantize.formats.half import HalfPrecisionPass
 from ...quantize.formats.half_pass import HALF_TYPES
 from ..attention.attention import GroupQueryAttentionPass
-from ..attention.kv_int8 import KV_CACHE_MODES, CacheScales, Int8CachePass, TakeCacheScalesPass
+from ..attention.kv_int8 import (
+    FP8,
+    INT8,
+    KV_CACHE_MODES,
+    CacheScales,
+    QuantizedCachePass,
+    TakeCacheScalesPass,
+)
 from ..attention.norms_in_attention import NormsInAttentionPass
 from ..attention.recurrent_states import MicrosoftStatesPass, RefuseStatesPass
 from ..attention.slot_inputs import SlotInputsPass
@@ -56,9 +63,9 @@ class SlotOptions:
     Args:
         context_length: maximum tokens of a sequence; the length of the rope tables.
         kernels: the capabilities of the target's kernels.
-        kv_cache: ``int8``, ``bfloat16`` (carryall's own attention only) or ``float32``; ``auto`` is int8 if
-            the graph has scales and the target supports it, else, with carryall's own attention, by the bits
-            of the weights.
+        kv_cache: ``int8``, ``fp8``, ``bfloat16`` (carryall's own attention only) or ``float32``; ``auto`` is
+            int8 if the graph has scales and the target supports it, else, with carryall's own attention, by
+            the bits of the weights.
         compute: FLOAT16 or BFLOAT16 to convert a float graph to it; None to convert 16-bit graphs to fp32.
         top_logits: number of top logits that the graph returns in addition to all logits; 0 for none.
         draws: draw tokens from these on the device, and read those of the run before; with ``paged`` alone.
@@ -85,22 +92,24 @@ class SlotOptions:
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
             raise UsageError(f"kv_cache must be one of {', '.join(KV_CACHE_MODES)}, found '{self.kv_cache}'")
-        if self.kv_cache == "int8" and self.explicit:
-            raise UsageError("explicit KV cannot be int8; use kv_cache float32")
-        if self.kv_cache == "int8" and not self.kernels.int8_kv:
-            raise UsageError("the target's attention kernel has no int8 KV cache; use kv_cache float32")
+        if self.kv_cache in (INT8, FP8) and self.explicit:
+            raise UsageError(f"explicit KV cannot be {self.kv_cache}; use kv_cache float32")
+        lacks = {INT8: not self.kernels.int8_kv, FP8: not self.kernels.fp8_kv}
+        if lacks.get(self.kv_cache):
+            raise UsageError(
+                f"the target's attention kernel has no {self.kv_cache} KV cache; use kv_cache float32"
+            )
         if self.kv_cache == "bfloat16" and not (self.paged and self.kernels.paged_attention):
             raise UsageError("a bfloat16 KV cache needs carryall's CPU kernels and kv_memory=paged")
         if self.compute is None and not self.kernels.float_attention:
             raise UsageError("the target's attention kernel computes in fp16 or bf16, not in fp32")
-        if self.paged and self.kv_cache == "int8" and not self.kernels.paged_attention:
-            raise UsageError("a paged KV cache cannot be int8; use slots, or kv_cache float32")
 
 
 def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     """Return the passes in order. See "The slot graph" in ``docs/contract.md``."""
     kernels, scales = options.kernels, CacheScales()
-    scaled = options.kv_cache == "int8" and not (options.paged and kernels.paged_attention)
+    own_blocks = options.paged and kernels.paged_attention  # whose scales are computed as KV is written
+    scaled = options.kv_cache in (INT8, FP8) and not own_blocks
     passes: list[ir.passes.PassBase] = [
         RequireDynamicSequencePass(),
         *_state_passes(options),
@@ -113,14 +122,14 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if options.compute is not None:
         passes += [HalfPrecisionPass(options.compute), ShapeInferencePass()]
     passes.append(TokenRangePass())
-    int8_kv = kernels.int8_kv and options.kv_cache != "float32"
-    int8_kv = int8_kv and not (options.paged or options.explicit)
+    quantized_kv = kernels.int8_kv and options.kv_cache != "float32"
+    quantized_kv = quantized_kv and not (own_blocks or options.explicit)
     passes += _attention_passes(options, scales)
     if kernels.norms_in_attention:
-        passes.append(NormsInAttentionPass(scales if int8_kv else None))
+        passes.append(NormsInAttentionPass(scales if quantized_kv else None))
     passes += _product_passes(options)
-    if int8_kv:
-        passes.append(Int8CachePass(scales))
+    if quantized_kv:
+        passes.append(QuantizedCachePass(scales, FP8 if options.kv_cache == FP8 else INT8))
     if kernels.packed_qkv:
         passes.append(PackedQKVPass())
     passes += _elementwise_passes(kernels)
@@ -130,7 +139,7 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
     if kernels.opset < _NEWEST:
         passes += [MicrosoftRotaryPass(), DecomposeNormsPass()]
     if options.top_logits:
-        passes.append(TopLogitsPass(options.top_logits))
+        passes.append(TopLogitsPass(options.top_logits, kernels.draw_tokens))
         if options.draws:
             passes.append(DrawTokensPass())
     passes += [RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]
@@ -192,7 +201,7 @@ def _elementwise_passes(kernels: Kernels) -> list[ir.passes.PassBase]:
         passes.append(SkipNormPass())
     if kernels.quick_gelu:
         passes.append(QuickGeluPass())
-    if kernels.quantized_linear and kernels.quick_gelu:
+    if kernels.silu_and_mul and kernels.quick_gelu:
         passes.append(SiluAndMulPass())
     if not kernels.standard_gelu:
         passes.append(MicrosoftGeluPass())

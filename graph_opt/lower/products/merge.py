@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ...graph.edit import MICROSOFT, add_initializer, insert, nodes_of, remove_unused, replace, weight
+from ...graph.edit import MICROSOFT, OWN, add_initializer, insert, nodes_of, remove_unused, replace, weight
 from ...graph.lazy import concat_last, shape_of, stored_blocks
 from ...passes.base import GraphPass
 from .block_minima import weight_with_minima, write_weight_with_minima
 from .blocked_weight import BlockedWeight, blocked_weight
 
-OWN = "carryall"  # domain of carryall's own kernels
 _ATTENTIONS = ("GroupQueryAttention", "PagedAttention")  # their first inputs are q, k and v
 
 

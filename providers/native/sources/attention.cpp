@@ -83,14 +83,16 @@ bool Attention::check(char* message, size_t length) const {
     if (near_keys != nullptr && past[r] != 0)
       return wrong(message, length, "row %lld has %lld past tokens; keys by distance are those of new tokens only", r, past[r], 0);
     if (begins[r + 1] == begins[r]) continue;
-    const int64_t used = parts(past[r] + begins[r + 1] - begins[r], sizes.block);
+    if (whole && past[r] == 0)
+      return wrong(message, length, "row %lld has tokens and none of the encoder's rows", r, 0, 0);
+    const int64_t used = parts(past[r] + (whole ? 0 : begins[r + 1] - begins[r]), sizes.block);
     if (used > table_width)
       return wrong(message, length, "row %lld needs %lld blocks; its table has %lld", r, used, table_width);
     for (int64_t i = 0; i < used; i++) {
       const int64_t id = table[r * table_width + i];
       if (id < 0 || id >= blocks)
         return wrong(message, length, "row %lld has block %lld; the cache has %lld blocks", r, id, blocks);
-      if (i < past[r] / sizes.block) continue;
+      if (whole || i < past[r] / sizes.block) continue;
       uint8_t* marks = written.get() + id / 8;
       if (*marks >> id % 8 & 1)
         return wrong(message, length, "row %lld writes block %lld, which is written already", r, id, 0);

@@ -81,11 +81,13 @@ struct Attention {
   // no past tokens, and heads do not share keys.
   const float *near_keys = nullptr, *near_queries = nullptr;
   int64_t near_groups = 0;
+  bool whole = false;  // whether every token sees all past positions of its row, and no others
 
   // Writes what is wrong with lengths, block tables and positions; returns false if something is.
   bool check(char* message, size_t length) const;
   // The positions that any of tokens [oldest, newest] of a row sees. Neither end falls from a token to the next.
   CARRYALL_INLINE Range seen(int64_t row, int64_t oldest, int64_t newest) const {
+    if (whole) return {0, past[row]};
     const int64_t from = past[row] + oldest, to = past[row] + newest + 1;
     const int64_t first = sizes.window == 0 || from < sizes.window ? 0 : from - sizes.window + 1;
     return {first, ahead == nullptr ? to : to + ahead[begins[row] + newest]};

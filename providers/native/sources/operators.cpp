@@ -3,18 +3,21 @@
 // QuantizedLinear   x float [..., inputs], weights uint8, bias float [outputs] (optional) -> float [..., outputs]
 // QuantizedRows     ids int64 [...], weights uint8 -> float [..., inputs]
 // PagedAttention    see attention_operator.cpp
+// CrossAttention    see cross_operator.cpp
 // QuantizedExperts  see experts_operator.cpp
 // SiluAndMul        see gate_operator.cpp
 // Chain             see chain_operator.cpp
 // DeltaRule, ShortConvolution  see recurrent_operator.cpp
 // AllReduce, AllGather  see ranks_operator.cpp
 // HeadProducts      see heads_operator.cpp
+// SiluAndMul, DrawTokens on CUDA  see cuda_operators.cpp
 //
 // Attributes of the first two, integers: layout, inputs, outputs, bits, block_size, group_size, offsets (see layout.h).
 #include <cstdio>
 #include <mutex>
 #include <new>
 
+#include "cuda_operators.h"
 #include "ort_kernel.h"
 
 namespace carryall {
@@ -137,9 +140,10 @@ OrtCustomOp rows_operator() {
 // The domain lives as long as the process, because sessions keep pointers to it, and all of them share one.
 struct Domain {
   OrtCustomOpDomain* domain = nullptr;
-  OrtCustomOp operators[11] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
+  OrtCustomOp operators[12] = {linear_operator(), rows_operator(), attention_operator(), experts_operator(),
                               gate_operator(), chain_operator(), delta_operator(), convolution_operator(),
-                              sum_operator(), join_operator(), heads_operator()};
+                              sum_operator(), join_operator(), heads_operator(), cross_operator()};
+  OrtCustomOp on_cuda[kCudaOperators];
 };
 
 OrtStatus* make_domain(const OrtApi* api, Domain** made) {
@@ -147,9 +151,12 @@ OrtStatus* make_domain(const OrtApi* api, Domain** made) {
   if (*made == nullptr) return failure(api, kFail, "out of memory");
   CARRYALL_TRY((call<OrtStatus*, const char*, OrtCustomOpDomain**>(api, kCreateCustomOpDomain, "carryall",
                                                                   &(*made)->domain)));
-  for (const OrtCustomOp& each : (*made)->operators)
-    CARRYALL_TRY((call<OrtStatus*, OrtCustomOpDomain*, const OrtCustomOp*>(api, kCustomOpDomainAdd, (*made)->domain,
-                                                                          &each)));
+  const auto add = [&](const OrtCustomOp& each) {
+    return call<OrtStatus*, OrtCustomOpDomain*, const OrtCustomOp*>(api, kCustomOpDomainAdd, (*made)->domain, &each);
+  };
+  for (const OrtCustomOp& each : (*made)->operators) CARRYALL_TRY(add(each));
+  cuda_operators((*made)->on_cuda);
+  for (const OrtCustomOp& each : (*made)->on_cuda) CARRYALL_TRY(add(each));
   return nullptr;
 }
 

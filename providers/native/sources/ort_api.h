@@ -50,6 +50,7 @@ enum Entry : size_t {
   kKernelContextGetOutput = 91,
   kReleaseStatus = 93,
   kReleaseTensorTypeAndShapeInfo = 99,
+  kKernelContextGetGPUComputeStream = 193,
   kKernelContextParallelFor = 274,
 };
 
@@ -65,7 +66,7 @@ inline OrtStatus* failure(const OrtApi* api, ErrorCode code, const char* message
   return call<OrtStatus*, int, const char*>(api, kCreateStatus, code, message);
 }
 
-enum ElementType : int { kAnyType = 0, kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7 };
+enum ElementType : int { kAnyType = 0, kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7, kFloat16 = 10, kBfloat16 = 16 };
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 
 }  // namespace carryall

@@ -116,6 +116,7 @@ inline OrtCustomOp common() {
 OrtCustomOp attention_operator();
 OrtCustomOp chain_operator();
 OrtCustomOp convolution_operator();
+OrtCustomOp cross_operator();
 OrtCustomOp delta_operator();
 OrtCustomOp experts_operator();
 OrtCustomOp gate_operator();

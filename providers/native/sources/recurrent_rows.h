@@ -8,6 +8,8 @@
 namespace carryall {
 namespace {
 
+constexpr int64_t kAhead = 3;  // tokens whose inputs are fetched in advance
+
 template <class V>
 void prepare_delta(const DeltaRule& r, int64_t first, int64_t last, float* factors, float* products) {
   const int64_t decays = r.heads * (r.by_key ? r.key_size : 1), shared = r.heads / r.key_heads;
@@ -83,6 +85,16 @@ CARRYALL_INLINE StateSums<V> update(float* s, int64_t size, const float* k, cons
   return sums;
 }
 
+// Asks for what a token reads and writes. Tokens lie pages apart, so the processor does not guess these addresses.
+CARRYALL_INLINE void ask_for(const float* k, const float* q, int64_t size, const float* value, const float* output) {
+  for (int64_t i = 0; i < size; i += 16) {
+    __builtin_prefetch(k + i);
+    __builtin_prefetch(q + i);
+  }
+  __builtin_prefetch(value);
+  __builtin_prefetch(output, 1);
+}
+
 // The sums of a token are taken while the token before writes the state, so that each element is read and written once a
 // token. The 16 columns of a tile do not depend on the others, and stay in the first-level cache over all tokens.
 template <class V, bool by_key>
@@ -98,6 +110,10 @@ void delta_tile(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, con
   for (int64_t token = first; token < last; token++) {
     const float* a = decays(token);
     const int64_t at = (token * r.heads + head) * r.value_size + tile * 16;
+    if (const int64_t ahead = token + kAhead; ahead < last) {
+      const int64_t step = kAhead * r.heads * r.value_size;
+      ask_for(keys(r.key, ahead), keys(r.query, ahead), size, r.value + at + step, r.output + at + step);
+    }
     V read = sums.key(), out = sums.query();
     if (!by_key) {
       read = multiply(V::all(a[0]), read);

@@ -1,4 +1,4 @@
-"""Pictures and PDF files of a job: beside it, or in columns of its tables.
+"""Pictures, PDF files and recordings of a job: beside it, or in columns of its tables.
 
 ``file:`` addresses in JSON lines and paths in columns are relative to the input's file. Their files become
 ``data:`` addresses, so the digest of a row covers their content, and workers read none.
@@ -19,7 +19,7 @@ from ...images.data_url import is_data_url
 from ...images.opening import read_picture
 
 _SCHEME = "file:"
-_FIELDS = frozenset({"url", "image_url", "image", "file_data", "file_url"})  # of parts, which hold addresses
+_FIELDS = frozenset({"url", "image_url", "image", "file_data", "file_url", "file"})  # which hold addresses
 
 
 def with_attachments(line: bytes, folder: Path | None) -> bytes:

@@ -27,11 +27,12 @@ from .templates import PromptTemplate
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 EMBEDDINGS, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
-URLS = (COMPLETIONS, CHAT, RESPONSES, EMBEDDINGS, SCORE, RERANK)
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+URLS = (COMPLETIONS, CHAT, RESPONSES, EMBEDDINGS, SCORE, RERANK, TRANSCRIPTIONS, TRANSLATIONS)
 # The field that selects the endpoint of a body without a url.
 # The first that a body has decides: answers to a conversation are scored.
 _URL_OF_FIELD = {"continuations": SCORE, "messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS,
-            "documents": RERANK}  # fmt: skip
+            "documents": RERANK, "file": TRANSCRIPTIONS}  # fmt: skip
 _NUMBERED = re.compile(r"line-(\d+)")
 
 

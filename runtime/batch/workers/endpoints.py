@@ -135,7 +135,12 @@ class Preparer:
 
         Raises:
             RequestError: the body is not valid.
+            UnsupportedTaskError: the line is for a model of another kind.
         """
+        if line.url not in _KINDS:
+            raise UnsupportedTaskError(
+                f"the model '{self.model}' is a language model; it cannot answer {line.url}"
+            )
         return _KINDS[line.url](self, line)
 
     def generation(self, line: BatchLine) -> Work:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ....errors import UsageError
 from ....progress import Progress
+from ...api.llm import LLM
 from ...api.load_encoder import encoder_folder, load_encoder
 from ...api.requests import RequestFactory
 from ...engine.config import EngineConfig
@@ -17,6 +18,7 @@ from ...models.config import ModelConfig, split_fields
 from ...models.loading import LoadedModel, load_model
 from .endpoints import Preparer
 from .offline import WINDOW_LINES, OfflineEngine
+from .transcriptions import TranscriptionWorker
 from .vectors import VectorWorker
 
 
@@ -45,8 +47,10 @@ class WorkerSpec:
     window: int = WINDOW_LINES
 
 
-def open_worker(spec: WorkerSpec, progress: Progress | None = None) -> OfflineEngine | VectorWorker:
-    """Load a worker's model: a language model, or an encoder.
+def open_worker(
+    spec: WorkerSpec, progress: Progress | None = None
+) -> OfflineEngine | TranscriptionWorker | VectorWorker:
+    """Load a worker's model: a language model, one that hears, or an encoder.
 
     Raises:
         CarryallError: as ``load_model``, ``load_encoder``.
@@ -67,11 +71,14 @@ def open_worker(spec: WorkerSpec, progress: Progress | None = None) -> OfflineEn
     return worker_of(load_model(spec.model, max_slots=slots, progress=progress, **of_model), spec)
 
 
-def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine:
+def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine | TranscriptionWorker:
     """Return a worker with a loaded model, which the worker closes."""
     # Batch jobs need throughput, not latency: prefill starts at once, however much it slows a step.
     _, of_engine = split_fields(spec.loading, "a batch job")
     config = EngineConfig(**{"max_step_slowdown": math.inf, **of_engine})
+    if loaded.runner.info.encoder_width:
+        llm = LLM(loaded, engine_config=config)
+        return TranscriptionWorker(llm, spec.label or spec.model, spec.worker or loaded.provider)
     engine = Engine(loaded.runner, config, loaded.proposer, loaded.identity)
     preparer = Preparer(
         RequestFactory(loaded),

@@ -22,7 +22,9 @@ from .prefix_tree import PrefixMatch, PrefixTree
 from .slots import SlotTable
 
 # An idle slot is taken over, and its tail lost, if at least this share of its tokens match; otherwise the
-# prefix is copied. Computing a token costs about 100 copies, but a given tail is seldom needed again.
+# prefix is copied. Computing a token costs about 100 copies, but an answer is seldom needed again: the next
+# prompt has it, or another text in its place. A tail of the prompt belongs to a conversation that goes on, so
+# it is lost only if a copy would cost another text its slot.
 _MIN_TAKE_OVER_SHARE = 0.9
 # States that a slot keeps of texts that it continues, besides those of its newest request.
 _MOST_CHECKPOINTS = 2
@@ -78,6 +80,7 @@ class PrefixCache:
         self._running: dict[int, Request] = {}  # by slot
         self._stored, self._blocks = stored, blocks
         self._keys: dict[int, list[bytes]] = {}  # idle slot -> keys of its chunks
+        self._asked: dict[int, int] = {}  # slot -> first tokens of its text that were a prompt
         self.counters = PrefixCounters()
         # The last use of the newest text that made room for others and is in no tier, in seconds of
         # ``time.monotonic``; None if there is none. Texts that were used later are held.
@@ -133,11 +136,13 @@ class PrefixCache:
             match: the result of ``match`` for this request.
             headroom: further tokens that must fit.
         """
-        wanted = request.num_tokens + headroom + self._slots.state_tokens
+        wanted = request.num_tokens + headroom + self._slots.state_tokens + self._slots.fixed_tokens
         idle = [slot for slot in match.slots if self._slots.is_idle(slot)]
         own = min(idle, key=self._slots.tokens, default=None)
         mostly = own is not None and match.length >= _MIN_TAKE_OVER_SHARE * self._slots.tokens(own)
-        placed = not mostly and self._copy(request, match, wanted)
+        branches = own is not None and match.length < self._asked[own]
+        spare = self._slots.num_free > 0 and self._slots.fits(wanted)
+        placed = (not mostly or (branches and spare)) and self._copy(request, match, wanted)
         placed = placed or (own is not None and self._take_over(request, own, wanted))
         if placed:
             self._admitted(request, match)
@@ -271,7 +276,7 @@ class PrefixCache:
 
         Its checkpoints are dropped if need be. The request's first row still finds the one where it starts.
         """
-        more = wanted - self._slots.tokens(slot) - self._slots.state_tokens
+        more = wanted - self._slots.tokens(slot) - self._slots.state_tokens - self._slots.fixed_tokens
         while not self.make_room(more, [slot]):
             if not self._slots.drop_state([slot]):
                 return False
@@ -292,6 +297,7 @@ class PrefixCache:
         assert request.slot is not None  # noqa: S101 -- it has just got one
         request.num_computed = match.length
         self._running[request.slot] = request
+        self._asked[request.slot] = request.usable_prefix
         if not self.enabled:
             return
         stored = self.stored(request)
@@ -308,21 +314,28 @@ class PrefixCache:
     def _keep_states(self, request: Request, slot: int, match: PrefixMatch) -> None:
         """Choose the lengths at which a request keeps states for later ones.
 
-        They are the end of its prompt, since an answer may be rewritten; where it continues another text; and
-        where it leaves one that cannot be resumed there, since a third request may leave it there too. Tiers
-        hold whole chunks, so for them another one is kept at the last chunk's end in the prompt.
+        They are the end of its prompt, since an answer may be rewritten; where its template says that later
+        prompts leave it; where it continues another text; and where it leaves one that cannot be resumed
+        there, since a third request may leave it there too. Tiers hold whole chunks, so for them another one
+        is kept at the last chunk's end in the prompt.
         """
         earlier = [length for length in self._slots.checkpoints(slot) if length < match.length]
+        start = max(match.length, request.restorable)  # nothing before is computed, so no state passes by
         wanted = set(earlier[-_MOST_CHECKPOINTS:])
+        for left in request.resumption:
+            wanted.update(max(([n] for n in earlier if n <= left), default=[]))
+            if start + _MIN_JUNCTION <= left < request.usable_prefix:
+                wanted.add(left)
         if slot in match.slots:  # taken over; the source of a copy keeps this state itself
             wanted.add(match.length)
-        if request.usable_prefix > match.length:
+        if request.usable_prefix > start:
             wanted.add(request.usable_prefix)
-        if match.shared - match.length >= _MIN_JUNCTION:
+        if match.shared - start >= _MIN_JUNCTION:
             wanted.add(match.shared)
         if self._stored is not None:
             whole = request.usable_prefix // CHUNK_TOKENS * CHUNK_TOKENS
             junction = request.stored.kv if request.stored is not None else 0
+            # A restore may fail, and then these lengths are computed too.
             wanted |= {n for n in (whole, junction) if n - match.length >= _MIN_STORED}
         self._slots.keep(slot, sorted(wanted))
 

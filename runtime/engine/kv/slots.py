@@ -87,6 +87,7 @@ class SlotTable:
         windows: how KV behind sliding windows is freed; None if it cannot be.
         groups: the groups of layers, which decide at which lengths a prefix can be resumed.
         state_tokens: the size of a state in tokens of KV; 0 if no layer has one.
+        fixed_tokens: the size in tokens of KV of what a slot has beside its tokens; see ``EncoderKV``.
 
     Attributes:
         held: used slot -> tokens that it holds, or will hold after the planned steps.
@@ -102,7 +103,9 @@ class SlotTable:
         windows: Windows | None = None,
         groups: KVGroups = (),
         state_tokens: int = 0,
+        fixed_tokens: int = 0,
     ) -> None:
+        self.fixed_tokens = fixed_tokens
         self.num_slots = num_slots
         self.state_tokens = state_tokens
         self._groups = groups
@@ -287,10 +290,10 @@ class SlotTable:
     def worth(self, slot: int) -> int:
         """Return the KV and states that a used or idle slot holds, in tokens.
 
-        That is less than ``tokens`` if it was trimmed, and more with states.
+        That is less than ``tokens`` if it was trimmed, and more with states or an encoder's rows.
         """
         states = self.state_tokens and self.state_tokens * (1 + len(self.checkpoints(slot)))
-        return self.tokens(slot) - self._saved(slot) + states
+        return self.tokens(slot) - self._saved(slot) + states + self.fixed_tokens
 
     def is_free(self, slot: int) -> bool:
         """Whether a slot is free."""

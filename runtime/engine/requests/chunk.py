@@ -13,7 +13,7 @@ import numpy.typing as npt
 CHUNK_TOKENS = 64
 
 Parts = Sequence[npt.NDArray[Any]]
-# The salt of a request, or the content hash of its LoRA adapter and the salt.
+# The salt of a request, or the content hashes of its LoRA adapter and its encoder output and the salt.
 KVSalt = str | tuple[str, str | None] | None
 
 

@@ -27,6 +27,7 @@ from .prompt_logprobs import PromptLogprobs
 
 if TYPE_CHECKING:
     from ....exporter.adapter import LoraAdapter
+    from ....providers.base import EncoderOutput
 
 LONGEST = 64  # tokens of a repeated sequence
 SHORTEST = 32  # tokens that repeat in all: a line of dashes is no loop yet
@@ -124,6 +125,8 @@ class Request:
         streamed: whether its tokens are read while it runs; others' prompts then delay them little.
         images: the pictures of the prompt; None without pictures.
         pin_seconds: how long its KV is evicted after that of others when it has ended.
+        resumption: lengths of the prompt at which later prompts may leave it; states are kept there.
+        encoder: the output of the encoder of a model that has one; None for others.
         first_sample: the id of the request for another output of the same prompt, which computes it.
     """
 
@@ -174,7 +177,9 @@ class Request:
         adapter: LoraAdapter | None = None,
         streamed: bool = True,
         images: PromptImages | None = None,
+        encoder: EncoderOutput | None = None,
         pin_seconds: float = 0.0,
+        resumption: Sequence[int] = (),
         first_sample: str | None = None,
     ) -> None:
         self.request_id = request_id
@@ -189,7 +194,9 @@ class Request:
         self.adapter = adapter
         self.streamed = streamed
         self.images = images
+        self.encoder = encoder
         self.pin_seconds = pin_seconds
+        self.resumption = resumption
         self.first_sample = first_sample
         self.max_tokens = params.max_tokens  # the engine limits it to the free part of the context
         self.end_token_ids = frozenset(end_token_ids)
@@ -223,7 +230,9 @@ class Request:
     @property
     def kv_salt(self) -> KVSalt:
         """What KV depends on beside the tokens; only requests with equal salts share it."""
-        return self.cache_salt if self.adapter is None else (self.adapter.key, self.cache_salt)
+        seen = [] if self.encoder is None else [self.encoder.key.hex()]
+        names = [*([] if self.adapter is None else [self.adapter.key]), *seen]
+        return (" ".join(names), self.cache_salt) if names else self.cache_salt
 
     @property
     def waits_for_grammar(self) -> bool:

@@ -146,6 +146,7 @@ class _Draft:
             stop = request.images.whole(start, stop)
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
         row = Row(request.slot, request.token_slice(start, stop), start, 0, lora=request.lora_place)
+        row.encoder = request.encoder if start == 0 else None
         if request.images is not None:
             row.rope_positions = request.images.rope_positions(start, stop)
             if (seen := request.images.part(start, stop)) is not None:

@@ -25,6 +25,7 @@ from ...api.request_stream import RequestStream
 from ...api.requests import RENDER_OPTIONS
 from ...api.requests import Prompt as EnginePrompt
 from ...api.scoring import RERANK_INSTRUCTION, ContinuationScore
+from ...audio.transcription import Segment, Transcription
 from ...engine.stats import EngineStats
 from ...text.chat_template import check_variables
 from ...text.infill import Infill
@@ -270,6 +271,30 @@ class LLMHandler:
         """
         async with aclosing(self.generate(request)) as deltas:
             return Generation.of([delta async for delta in deltas])
+
+    async def transcribe(
+        self, audio: bytes, options: Mapping[str, Any]
+    ) -> AsyncGenerator[Segment | Transcription, None]:
+        """Yield the segments of a recording as they are finished, and the transcript at the end.
+
+        Args:
+            audio: a file of sound.
+            options: fields of ``TranscriptionOptions``.
+
+        Raises:
+            UnsupportedTaskError: the model is a LoRA adapter.
+            RequestError: the model hears nothing, the file cannot be read, or an option is invalid.
+            ServiceUnavailableError: see ``generate``.
+        """
+        self._refuse_adapter("transcripts")
+        check_tokens()
+        name = caller_name()
+        with self._in_progress() as llm:
+            async with aclosing(llm.transcribe(audio, cache_salt=name, tenant=name, **options)) as parts:
+                async for part in parts:
+                    if isinstance(part, Transcription):
+                        spend(part.num_tokens)
+                    yield part
 
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt.

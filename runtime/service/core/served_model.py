@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ....errors import CarryallError, ChatTemplateError, PromptTooLongError, ProviderRuntimeError, UsageError
 from ....progress import Progress
 from ....providers.base import DeviceMemory
@@ -110,10 +112,17 @@ async def _warm_up_chats(llm: AsyncLLM) -> None:
 async def _warm_up(llm: AsyncLLM) -> None:
     """Generate 2 tokens: one step of a prompt, and one of a running request.
 
+    A model that hears writes down a second of silence instead.
+
     Raises:
         CarryallError: the model failed to run, or its KV memory is too small for any prompt.
     """
     params = SamplingParams(max_tokens=2, ignore_eos=True)
+    if llm.engine.info.encoder_width:
+        silence = np.zeros(llm.requests.hearing.transcriber.rate, np.float32)
+        async for _ in llm.transcribe(silence, cache_salt="warm-up"):
+            pass
+        return
     try:
         async for output in llm.generate([0], params, cache_salt="warm-up"):
             if output.error is not None:

@@ -18,6 +18,7 @@ from ..telemetry.device_metrics import DeviceMetrics
 from ..telemetry.metrics import Metrics
 from . import (
     anthropic,
+    audio,
     health,
     infill,
     kserve,
@@ -49,6 +50,7 @@ _ROUTERS = (
         infill,
         tei,
         kserve,
+        audio,
     ),
     openapi,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +28,9 @@ Reader = CallReader | ArgumentsReader | LiteralReader | PairsReader
 class AnswerParser(MessageParser):
     """Parses thoughts, text and calls.
 
-    A call in a thought is part of the thought. Calls to unknown functions are calls: the client refuses them.
+    Calls to unknown functions are calls: the client refuses them. A call in a thought is part of it, as
+    models draft calls there. But where the answer ends behind it, the model forgot to end the thought, and
+    it is a call if its function is known. Such a text is held back until what follows it tells.
 
     Args:
         message: receives the parts.
@@ -53,10 +56,15 @@ class AnswerParser(MessageParser):
         self._reader: Reader | None = None
         self._state = "thought" if opened else "start"
         self._readers = {
-            "start": self._read_start, "thought": self._read_thought, "answer": self._read_answer,
-            "text": self._read_text, "section": self._read_section, "arguments": self._read_arguments,
-            "between": self._read_between,
+            "start": self._read_start, "thought": self._read_thought, "held": self._read_held,
+            "ended": self._read_ended, "answer": self._read_answer, "text": self._read_text,
+            "section": self._read_section, "arguments": self._read_arguments, "between": self._read_between,
         }  # fmt: skip
+        self._held = ""  # the end of the thought that may be calls, with its marker
+        self._held_calls: AnswerParser | None = None  # reads it
+        self._new_held_calls = functools.partial(
+            AnswerParser, answer=dataclasses.replace(answer, thought=None), tools=tools, opened=False
+        )
         self._dropped = tuple(text.strip() for text in (answer.text_open, answer.text_close) if text.strip())
         markers = (self._calls.marker, self._calls.alternative) if self._calls else ()
         self._markers = tuple(text for text in markers if text)
@@ -86,11 +94,61 @@ class AnswerParser(MessageParser):
 
     def _read_thought(self, *, final: bool) -> bool:
         assert self._thought is not None  # noqa: S101 -- only a thought is in this state
-        text, marker = self._until(self._thought.close, final=final)
+        text, marker = self._until(self._thought.close, *self._markers, final=final)
         self.message.reasoning.add(text)
-        if marker:
+        if marker == self._thought.close:
             self._state = "answer"
+        elif marker:
+            self._state, self._opening, self._held = "held", marker, marker
+            self._held_calls = self._new_held_calls(ParsedMessage())
+            self._held_calls.push(marker)
         return bool(marker)
+
+    def _read_held(self, *, final: bool) -> bool:
+        """Read what follows the marker of a call in a thought, up to the end of the thought."""
+        assert self._thought is not None  # noqa: S101 -- see _read_thought
+        assert self._held_calls is not None  # noqa: S101 -- see _read_thought
+        text, marker = self._until(self._thought.close, final=final)
+        self._held += text
+        self._held_calls.push(text)
+        if self._held_calls.message.content.text:
+            return self._release(marker)
+        if marker:
+            self._state = "ended"
+            return True
+        return final and self._end_held("")
+
+    def _read_ended(self, *, final: bool) -> bool:
+        """Read what follows a thought that ended behind what may be calls."""
+        assert self._thought is not None  # noqa: S101 -- see _read_thought
+        if self._text.strip():
+            self.message.reasoning.add(self._held)
+            self._state = "answer"
+            return True
+        return final and self._end_held(self._thought.close)
+
+    def _end_held(self, close: str) -> bool:
+        """Add the held calls to the message if they are whole; their text to the thought otherwise."""
+        held = self._held_calls
+        assert held is not None  # noqa: S101 -- see _read_thought
+        names = {call.name for call in held.message.tool_calls if call.id}
+        if self._cut or not held.is_behind_calls or not names <= self._properties.keys():
+            return self._release(close)
+        self.message.tool_calls += held.message.tool_calls
+        self._text, self._state = "", "text"
+        return False
+
+    def _release(self, close: str) -> bool:
+        """Add the held marker to the thought, and read on behind it."""
+        self.message.reasoning.add(self._opening)
+        self._text, self._state = self._held[len(self._opening) :] + close + self._text, "thought"
+        return True
+
+    @property
+    def is_behind_calls(self) -> bool:
+        """Whether a call was read, and nothing but closing tags behind it."""
+        rest = self._text.strip(_PUNCTUATION)
+        return self._state in ("between", "text") and bool(self.message.tool_calls) and not rest
 
     def _read_answer(self, *, final: bool) -> bool:
         """Find whether the answer begins with a call that no marker begins."""

@@ -181,6 +181,11 @@ def _json_escape(escape: str) -> str:
 class PairsReader:
     """Reads arguments between tags up to the tag that closes the call.
 
+    A tag in a value is a part of it: the tag that closes a value is followed by another argument or by the
+    end of the call. Models spell it wrongly (``</parameter_>``, or with the key's name) or leave it out: then
+    the value ends before the tag of a parameter that was not given, on a line of its own, or before the end
+    of the call.
+
     Args:
         message: receives the arguments as JSON text.
         calls: the tags.
@@ -194,7 +199,7 @@ class PairsReader:
         self.done = False
         self._message, self._calls, self._properties = message, calls, properties
         self._text = ""
-        self._begun = False  # whether an argument was read
+        self._keys: set[str] = set()  # of the arguments that were read
         self._value = ""  # of the argument in progress, as far as it is not passed on
         self._state = "between"
         self._types: tuple[str, ...] = ()
@@ -202,6 +207,7 @@ class PairsReader:
         self._first = False  # whether nothing of the value was read
         self._opens = [text.strip() for text in calls.value_opens]
         self._key_open, self._value_close = calls.key_open.strip(), calls.value_close.strip()
+        self._followers = (self._key_open, *calls.closers) if calls.closers else ()
         self._trailing = calls.value_close[: len(calls.value_close) - len(calls.value_close.lstrip())]
         message.continue_call("{")
 
@@ -243,8 +249,10 @@ class PairsReader:
         if not present:
             return False
         place, _, text = min(present)
-        key = self._text[:place].strip()
-        opening = next(opened for opened in self._calls.value_opens if opened.strip() == text)
+        key, line, _ = self._text[:place].strip().partition("\n")
+        if line:  # the rest of the key's tag is cut: the value begins with the line
+            place, text = self._text.index("\n", self._text.index(key)), ""
+        opening = next(opened for opened in self._calls.value_opens if opened.strip().endswith(text))
         self._leading = opening[len(opening.rstrip()) :]
         self._text, self._state = self._text[place + len(text) :], "value"
         self._types = types_of(self._properties.get(key))
@@ -254,37 +262,77 @@ class PairsReader:
         else:
             self._streams = self._types in ((), ("string",))
         self._first, self._value = True, ""
+        self._ends, self._named_close = self._ends_of(key), f"</{key}>"
         self._begin(key, '"' * self._streams)
         return True
 
     def _read_without_opening(self, end: int) -> bool:
         """Read an argument whose tag between key and value is cut: the value begins behind its part."""
         key, bracket, value = self._text[:end].partition(self._opens[0][:1])
-        value = value.partition(">")[2] if bracket else ""
+        if bracket:
+            value = value.partition(">")[2]
+        else:
+            key, _, value = key.strip().partition("\n")
         types = types_of(self._properties.get(key.strip())) or ("string",)
         self._begin(key.strip(), typed(value.strip(), types))
         self._text, self._state = self._text[end + len(self._value_close) :], "between"
         return True
 
     def _begin(self, key: str, value: str) -> None:
-        head = ", " if self._begun else ""
-        self._begun = True
+        head = ", " if self._keys else ""
+        self._keys.add(key)
         self._message.continue_call(f"{head}{json.dumps(key, ensure_ascii=False)}: {value}")
 
     def _read_value(self, *, final: bool) -> bool:
-        at = self._text.find(self._value_close)
+        at, behind = self._end_of_value(final=final)
         if at < 0:
-            most = len(self._text) - overlap(self._text, self._value_close)
+            most = behind
             if not final:
                 while most and self._trailing and self._text[most - 1].isspace():
                     most -= 1
             piece, self._text = self._text[:most], self._text[most:]
         else:
-            piece, self._text = self._text[:at], self._text[at + len(self._value_close) :]
+            piece, self._text = self._text[:at], self._text[behind:]
         self._add(piece, last=at >= 0)
         if at >= 0:
             self._state = "between"
         return at >= 0
+
+    def _end_of_value(self, *, final: bool) -> tuple[int, int]:
+        """Return where the value ends and what follows begins; or -1, and the end of what is surely value."""
+        for event in self._ends.finditer(self._text):
+            if event["close"] is None:
+                key = self._key_behind(event.end())
+                if key is None and not final:
+                    return -1, event.start("key")
+                if key in self._properties.keys() - self._keys:
+                    return event.start("key"), event.start("key")
+                continue
+            rest = self._text[event.end() :].lstrip()
+            if any(rest.startswith(tag) for tag in self._followers) or not self._followers:
+                return event.span()
+            if any(tag.startswith(rest) for tag in self._followers):  # not known yet, or the end
+                return event.span() if final else (-1, event.start())
+        at = self._text.find(self._followers[1]) if self._followers else -1
+        if at >= 0 and final:
+            return at, at
+        tags = (self._value_close, self._named_close, *self._followers)
+        known = len(self._text) - max(overlap(self._text, tag) for tag in tags)
+        return -1, known if at < 0 else min(known, at)
+
+    def _ends_of(self, key: str) -> re.Pattern[str]:
+        """Return a regular expression of the tags that may end the value of a key, or begin another."""
+        close = re.escape(self._value_close)
+        if self._value_close.startswith("</"):
+            close = rf"{re.escape(self._value_close.rstrip('>'))}[\w/]*>?|</{re.escape(key)}>"
+        return re.compile(rf"(?P<close>{close})|\n[ \t]*(?P<key>{re.escape(self._key_open)})")
+
+    def _key_behind(self, at: int) -> str | None:
+        """Return the key behind the tag that opens one; None if its end has not arrived."""
+        ends = [place for text in self._opens if (place := self._text.find(text, at)) >= 0]
+        if ends:
+            return self._text[at : min(ends)].strip()
+        return "" if "\n" in self._text[at:] else None
 
     def _add(self, piece: str, *, last: bool) -> None:
         if self._first and self._leading:

@@ -21,6 +21,8 @@ FLOATS = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 
 
@@ -62,7 +64,7 @@ def test_levels_fit_the_stored_type(type_name: str) -> None:
     low = 0 if layout.zero_levels is not None else -(1 << (layout.bits - 1))
     assert low <= levels.min()
     assert levels.max() < low + (1 << layout.bits)
-    assert len(np.unique(levels)) > 3
+    assert len(np.unique(levels)) >= 3
 
 
 @pytest.mark.parametrize("type_name", LAYOUTS)

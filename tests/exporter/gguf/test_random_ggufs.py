@@ -1,16 +1,14 @@
 """Random GGUF files give llama.cpp's logits, or are refused.
 
 ``tests/corpora/ggufs`` keeps files as what ``random_ggufs.draw`` returns, with some of llama.cpp's logits.
-``pytest -m slow`` draws others for ``CARRYALL_FUZZ_SECONDS`` / 8; it needs llama-cpp-python, which is
+``pytest -m slow`` draws others for a share of ``CARRYALL_FUZZ_SECONDS``; it needs llama-cpp-python, which is
 compiled from its source. ``random_ggufs.keep`` adds a file.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from engines import CachedDecoder
-from fuzzing import SLOW_TESTS, seeds
+from fuzzing import new_seeds, seeds
 from random_ggufs import Floats, LlamaCpp, RandomFile, draw, prompt, shown
 from roundings import ulps_away, with_half_gelu
 
@@ -192,10 +190,8 @@ def test_a_hidden_size_of_0_is_an_error_of_the_file(family: str, tmp_path: Path)
 def test_random_files_give_the_logits_of_llama_cpp(
     llama_cpp: LlamaCpp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong, seed = [], int(time.time())
-    end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
-    while time.monotonic() < end:
-        seed += 1
+    wrong = []
+    for seed in new_seeds():
         folder = tmp_path / str(seed)
         folder.mkdir()
         error = difference(draw(seed), llama_cpp, folder)

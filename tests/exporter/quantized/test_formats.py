@@ -94,6 +94,12 @@ CASES: dict[str, tuple[dict[str, Any], tiny.Quantize]] = {
     ),
     "nvfp4": (compressed("nvfp4-pack-quantized", 4, 16), tiny.fp4(16)),
     "mxfp4": (compressed("mxfp4-pack-quantized", 4, 32), tiny.fp4(32)),
+    "bitnet": ({"quant_method": "bitnet", "linear_class": "autobitlinear"}, tiny.bitnet()),
+    "bitnet-bitlinear": ({"quant_method": "bitnet"}, tiny.bitnet(divides=True)),
+    "bitnet-online": (
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
+        tiny.bitnet(online=True),
+    ),
     "llm.int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, tiny.llm_int8()),
 }
 
@@ -117,7 +123,7 @@ def logits(package: Path) -> tiny.Array:
 
 RUN = (
     *("gptq-4-64-short-block", "gptq-8-32-desc_act-v2", "awq-32", "packed-4-32-actorder", "int8-asymmetric"),
-    *("fp8-short-blocks", "float-quantized", "nvfp4"),
+    *("fp8-short-blocks", "float-quantized", "nvfp4", "bitnet", "bitnet-online"),
 )
 
 
@@ -249,6 +255,9 @@ Q = "model.layers.0.self_attn.q_proj"
         ("packed-4-32", {"weight_shape": np.array([64, 9])}, r"states the shape \[64, 9\]"),
         ("packed-4-32", {"weight_scale": np.ones((64, 5), np.float16)}, "has 5 groups for 64 inputs"),
         ("mxfp4", {"weight_scale": np.ones((64, 3), np.uint8)}, r"weight_scale': expected shape \[64, 2\]"),
+        ("bitnet", {"weight": None}, "no tensor '.*q_proj.weight'"),
+        ("bitnet", {"weight": np.zeros((16, 64), np.float32)}, "has dtype F32, but ternary weights are U8"),
+        ("bitnet", {"weight_scale": np.ones(3, np.float32)}, r"weight_scale': expected shape \[1\] or \[\]"),
         ("llm.int8", {"SCB": np.ones(3, np.float32)}, r"SCB': expected shape \[64\], found \[3\]"),
     ],
 )
@@ -316,6 +325,9 @@ def test_llm_int8_in_the_order_of_a_gpu_is_refused(tmp_path: Path) -> None:
             r"transforms activations \(input\)",
         ),
         ({"quant_method": "fp8", "weight_block_size": [8]}, CheckpointError, "'weight_block_size'"),
+        ({"quant_method": "bitnet"}, CheckpointError, "quantized by bitnet, but none is"),
+        ({"quant_method": "bitnet", "linear_class": "x"}, UnsupportedModelError, "linear_class 'x'"),
+        ({"quant_method": "bitnet", "use_rms_norm": True}, UnsupportedModelError, "norms of their own"),
         ({"quant_method": "bitsandbytes"}, CheckpointError, "quantized by bitsandbytes, but none is"),
         ({"quant_method": ["gptq"]}, UnsupportedModelError, r"quantized by \['gptq'\] are not supported"),
     ],

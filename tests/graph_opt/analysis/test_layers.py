@@ -20,7 +20,13 @@ from carryall.contract import HIDDEN_STATES
 from carryall.errors import GraphError, UsageError
 from carryall.exporter.export import export_package
 from carryall.graph_opt.analysis import layers
-from carryall.graph_opt.analysis.layers import KeepLayersPass, LayerRange, balanced_ranges, num_layers
+from carryall.graph_opt.analysis.layers import (
+    KeepLayersPass,
+    LayerCost,
+    LayerRange,
+    balanced_ranges,
+    num_layers,
+)
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.graph_opt.pipeline.pipelines import portable_passes
 from carryall.graph_opt.quantize.formats.half import HalfPrecisionPass
@@ -135,11 +141,35 @@ def test_a_graph_without_numbered_caches_has_no_layers() -> None:
         run(model, [KeepLayersPass(LayerRange(0, 0))])
 
 
+def test_a_part_needs_a_layer_with_a_cache(tmp_path: Path) -> None:
+    path = package("lfm2", tmp_path)  # a convolution, attention, a convolution
+    with pytest.raises(UsageError, match="layers 2-2 cannot be a part: none of them has a KV cache"):
+        part(path, 2, 2)
+    with pytest.raises(UsageError, match="has 1 layers with KV, which cannot be cut into 2 stages"):
+        balanced_ranges(ir.load(path).graph, 2)
+    model = part(path, 0, 2)
+    assert {"past_conv.0", "past_conv.2"} <= {str(value.name) for value in model.graph.inputs}
+
+
+def test_each_range_has_a_layer_with_a_cache() -> None:
+    costs = [
+        LayerCost(0, 9, False),
+        LayerCost(1, 1),
+        LayerCost(2, 1, False),
+        LayerCost(4, 1),
+        LayerCost(5, 1, False),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "layer_costs", lambda graph: costs)
+        found = balanced_ranges(ir.Graph([], [], nodes=[]), 2)
+    assert found == [LayerRange(0, 1), LayerRange(2, 5)]
+
+
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=7), st.data())
 def test_ranges_of_layers_are_as_equal_as_possible(costs: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(costs)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "_layer_costs", lambda graph: costs)
+        patch.setattr(layers, "layer_costs", lambda graph: [LayerCost(*pair) for pair in enumerate(costs)])
         found = balanced_ranges(ir.Graph([], [], nodes=[]), count)
     assert [layer for part in found for layer in range(part.first, part.last + 1)] == [*range(len(costs))]
     assert len(found) == count
@@ -160,5 +190,5 @@ def test_the_head_counts_as_a_part_of_the_last_layer(tmp_path: Path) -> None:
     small, large = graph(256), graph(16384)
     assert balanced_ranges(small, 2)[1].first == 2
     assert balanced_ranges(large, 2) == [LayerRange(0, 2), LayerRange(3, 3)]
-    with pytest.raises(UsageError, match="has 4 layers, which cannot be cut into 5 stages"):
+    with pytest.raises(UsageError, match="has 4 layers with KV, which cannot be cut into 5 stages"):
         balanced_ranges(small, 5)

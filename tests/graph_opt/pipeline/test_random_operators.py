@@ -1,13 +1,11 @@
 """Random graphs over 140 operators give the source's results: as they are, and optimized for each target.
 
 The reference is onnxruntime without its optimizations. Each graph runs with them too, in carryall's session,
-and in OpenVINO. ``pytest -m slow`` draws graphs for ``CARRYALL_FUZZ_SECONDS`` / 8.
+and in OpenVINO. ``pytest -m slow`` draws graphs for a share of ``CARRYALL_FUZZ_SECONDS``.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +16,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from fuzzing import SLOW_TESTS
+from fuzzing import new_seeds
 from openvino_process import OpenVinoProcess
 from random_operators import options, random_model
 
@@ -153,11 +151,9 @@ def test_some_graphs(seed: int, openvino: OpenVinoProcess) -> None:
 
 @pytest.mark.slow
 def test_many_graphs(openvino: OpenVinoProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
-    first = seed = int(time.time())
-    wrong = {}
-    while time.monotonic() < end:
-        seed += 1
+    wrong, count = {}, 0
+    for seed in new_seeds():
+        count += 1
         try:
             found = check(seed, openvino)
         except Exception as error:  # noqa: BLE001 -- the others are tried too
@@ -165,5 +161,5 @@ def test_many_graphs(openvino: OpenVinoProcess, capsys: pytest.CaptureFixture[st
         if found:
             wrong[seed] = found
     with capsys.disabled():
-        print(f"{seed - first} graphs, of which {openvino.crashes} ended OpenVINO: {dict(VERDICTS)}")
+        print(f"{count} graphs, of which {openvino.crashes} ended OpenVINO: {dict(VERDICTS)}")
     assert wrong == {}

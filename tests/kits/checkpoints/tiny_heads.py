@@ -21,8 +21,12 @@ TOKENS = 12
 
 
 def write_with_head(case: str, folder: Path) -> Path:
-    """Write the checkpoint of a family case, with a head whose layer is like its last one with attention."""
-    write_case(case, folder)
+    """Write the checkpoint of a family case, with a head."""
+    return add_head(write_case(case, folder))
+
+
+def add_head(folder: Path) -> Path:
+    """Add a head to a checkpoint, whose layer is like the last one with attention."""
     tensors: dict[str, Array] = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     hidden, rng = config["hidden_size"], np.random.default_rng(11)

@@ -148,6 +148,26 @@ def llm_int8() -> Quantize:
     return quantize
 
 
+def bitnet(*, divides: bool = False, online: bool = False) -> Quantize:
+    """Ternary weights, four outputs in a number; or the floats that are rounded to them."""
+
+    def quantize(rng: np.random.Generator, outputs: int, inputs: int) -> Parts:
+        if online:
+            weight = rng.normal(0, 0.1, (outputs, inputs)).astype(np.float32)
+            mean = np.float32(1) / (np.float32(1) / np.abs(weight).mean(dtype=np.float32))
+            signs = np.where(np.abs(weight) / mean > 0.5, np.sign(weight), 0)
+            return {"weight": weight}, (signs * mean).astype(np.float32)
+        levels = rng.integers(-1, 2, (outputs, inputs))
+        packed = np.zeros((outputs // 4, inputs), np.uint8)
+        for output, row in enumerate(levels):
+            part, place = divmod(output, outputs // 4)
+            packed[place] += (4**part * (row + 1)).astype(np.uint8)
+        number = np.float32(8.0 if divides else 0.125)
+        return {"weight": packed, "weight_scale": np.array([number])}, (levels * 0.125).astype(np.float32)
+
+    return quantize
+
+
 def nf4(codes: Array, *, block: int = 32, nested: bool = True) -> Quantize:
     """bitsandbytes' tensors of 4 bits; ``codes`` are the 16 values of a level."""
 

@@ -30,6 +30,7 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import placement
 from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.cuda import kernels
 from carryall.providers.host import libraries, nvidia
 from carryall.providers.ort import ort
 from carryall.providers.targets import cuda
@@ -42,6 +43,10 @@ ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
 # The stub's kernels compute nothing that could agree.
 cuda.joint_prompts_agree = lambda runner: True  # type: ignore[attr-defined]
 cuda.padded_runs_agree = lambda runner, pad: True  # type: ignore[attr-defined]
+cuda.self_test = lambda open_session: None  # type: ignore[attr-defined]
+# NVRTC asks the driver for functions that the stub lacks; the stub runs no machine code.
+kernels.Nvrtc = lambda: None  # type: ignore[attr-defined,assignment,misc]
+kernels.kernel_images = lambda compiler, capability: [b"\0"]
 
 SLOTS = 4
 
@@ -310,6 +315,31 @@ def ahead(folder: Path) -> list[str]:
         found = [" ".join(line.split()[:2]) for line in log]
     run_engine(engine, [])
     engine.close()
+    return found
+
+
+def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:
+    """Decode with onnxruntime's and with carryall's kernels; return those of a replay, by name, for each."""
+    found: dict[str, Any] = {}
+    for chosen in ("onnxruntime", "carryall"):
+        for memory in ("slots", "paged"):
+            options = {"kernels": chosen, "kv_memory": memory}
+            provider = CudaProvider()
+            config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, options=options)
+            config = provider.resolve_options(config)
+            model, _ = lowered(folder, family, form, **config.options)
+            runner = provider.runner(model, config)
+            place = os.stat(os.environ["CUDA_STUB_LOG"]).st_size
+            runner.forward_best([Row(0, tokens(9), 0, best_suffice=True)])
+            for step in range(3):
+                runner.forward_best([Row(0, tokens(1), 9 + step, best_suffice=True)])
+            with open(os.environ["CUDA_STUB_LOG"]) as log:
+                log.seek(place)
+                lines = [line.split() for line in log]
+            replays = [int(words[2]) for words in lines if words[0] == "replay"]
+            own = {words[2] for words in lines if words[0] == "kernel" and words[2].islower()}
+            found[f"{chosen} {memory}"] = [replays[-1], sorted(own)]
+            runner.close()
     return found
 
 

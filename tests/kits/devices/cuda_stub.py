@@ -40,6 +40,27 @@ _SPECIAL = {
         "int *found) {{ memset(results, 0, 96 * count); *found = 1; return 0; }}"
     ),
 }
+# The driver's functions that carryall's operators call.
+_DRIVER = """
+int stub_launch(const void *, const char *, unsigned, unsigned, void *);
+int cudaGetDevice(int *);
+int cuInit(unsigned flags) { return 100; }  // CUDA_ERROR_NO_DEVICE: NVRTC then asks for nothing more
+int cuDeviceGet(int *device, int index) { *device = index; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = calloc(1, 8); return 0; }
+int cuCtxPushCurrent_v2(void *context) { return 0; }
+int cuCtxPopCurrent_v2(void **context) { return 0; }
+int cuCtxGetDevice(int *device) { return cudaGetDevice(device); }
+int cuModuleLoadData(void **module, const void *image) { *module = calloc(1, 8); return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+  *function = strdup(name);
+  return 0;
+}
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned b,
+                   unsigned c, unsigned shared, void *stream, void **arguments, void **extra) {
+  return stub_launch(function, function, x * y * z, threads * b * c, stream);
+}
+int cuGetErrorString(int code, const char **text) { *text = "stub"; return 0; }
+"""
 _EMPTY = "int {0}(void) {{ return 0; }}"
 
 
@@ -117,7 +138,9 @@ def _build(compiler: str, provider: Path, folder: Path) -> None:
         for library in _LIBRARIES:
             source = SOURCE if library == _RUNTIME else Path(scratch) / f"{library}.c"
             if source is not SOURCE:
-                source.write_text(_empty_library(wanted.get(library, [])))
+                names = [name for name in wanted.get(library, []) if f" {name}(" not in _DRIVER]
+                more = _DRIVER if library == "libcuda.so.1" else ""
+                source.write_text(_empty_library(names) + more)
             _compile(compiler, source, made / library)
         lacking = set(wanted[_RUNTIME]) - set(_symbols(made / _RUNTIME, defined=True)[_RUNTIME])
         assert not lacking, f"{SOURCE.name} lacks {', '.join(sorted(lacking))}"
@@ -157,7 +180,7 @@ def _empty_library(names: list[str]) -> str:
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
     versions = library.with_suffix(".map")
-    versions.write_text(f"{library.name} {{ global: *; }};\n")
+    versions.write_text(f"{library.name} {{ global: cu*; __cu*; stub_*; local: *; }};\n")
     flags = ["-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{library.name}"]
     if source.suffix == ".cpp":
         flags.append("-std=c++17")

@@ -120,6 +120,9 @@ class CudaOnCpu(_OnCpu, CudaProvider):
     def compute_capability(self, index: int) -> tuple[int, int]:
         return 8, 0
 
+    def _chosen_kernels(self, options: Mapping[str, Any]) -> str:
+        return "onnxruntime"  # carryall's run on a device only; see ``cuda_emulator.py``
+
 
 class PagedCudaOnCpu(CudaOnCpu):
     """CUDA with paged KV; PagedAttention is decomposed, because it has only a CUDA kernel."""

@@ -36,7 +36,39 @@ class _Written:
         assert cache.shape is not None
         assert cache.dtype is not None
         self.groups, self.size = self.facts["kv_num_heads"], int(cache.shape[3])  # type: ignore[arg-type]
-        self.dtype = cache.dtype.numpy()
+        self.cache_dtype = cache.dtype
+        packed = node.inputs[0]
+        assert packed is not None
+        self.dtype = (packed.dtype or ir.DataType.FLOAT).numpy() if self.scales() else cache.dtype.numpy()
+
+    def scales(self) -> list[ir.Value]:
+        """Return the scales of keys and values; none for a cache that is not quantized."""
+        return [value for value in self.node.inputs[14:16] if value is not None]
+
+    def quantized(self, value: ir.Value, index: int) -> ir.Value:
+        """Return heads [tokens, kv_heads, size] as the cache holds them."""
+        if not self.scales():
+            return value
+        wide = self.op("Cast", value, to=int(ir.DataType.FLOAT))
+        scaled = self.op("Div", wide, self.scale(index, 1))
+        if self.cache_dtype == ir.DataType.INT8:
+            bounds = self.constant(-128, np.float32), self.constant(127, np.float32)
+            scaled = self.op("Clip", self.op("Round", scaled), *bounds)
+        return self.op("Cast", scaled, to=int(self.cache_dtype))
+
+    def read(self, seen: ir.Value, index: int) -> ir.Value:
+        """Return [tokens, positions, kv_heads, size] of a cache as floats."""
+        if not self.scales():
+            return seen
+        wide = self.op("Mul", self.op("Cast", seen, to=int(ir.DataType.FLOAT)), self.scale(index, 2))
+        return self.op("Cast", wide, to=int(ir.DataType.from_numpy(self.dtype)))
+
+    def scale(self, index: int, axes: int) -> ir.Value:
+        shape = [1] * axes + ([self.groups, self.size] if self.per_channel(index) else [1, 1])
+        return self.op("Reshape", self.scales()[index], self.constant(shape))
+
+    def per_channel(self, index: int) -> bool:
+        return bool(self.facts[("k_quant_type", "v_quant_type")[index]] == "PER_CHANNEL")
 
     def op(self, op_type: str, *operands: ir.Value | None, **attributes: object) -> ir.Value:
         return insert(self.node, op_type, operands, attributes).outputs[0]
@@ -73,11 +105,12 @@ class _Written:
             query = self.rotated(query, position, self.facts["num_heads"])
             key = self.rotated(key, position, self.groups)
         caches = [
-            self.stored(cache, part, tables, position)
-            for cache, part in ((key_cache, key), (value_cache, value))
+            self.stored(cache, part, index, tables, position)
+            for index, (cache, part) in enumerate(((key_cache, key), (value_cache, value)))
         ]
-        seen = [self.op("Reshape", self.op("Gather", cache, tables), self.seen_shape()) for cache in caches]
-        return [self.attended(query, seen[0], seen[1], position), *caches]
+        found = [self.op("Reshape", self.op("Gather", cache, tables), self.seen_shape()) for cache in caches]
+        seen = [self.read(value, index) for index, value in enumerate(found)]
+        return [self.attended(query, seen[0], seen[1], position), *map(self.held, caches)]
 
     def unpacked(self, packed: ir.Value | None) -> list[ir.Value]:
         widths = [self.size * count for count in (self.facts["num_heads"], self.groups, self.groups)]
@@ -115,7 +148,12 @@ class _Written:
         return self.op("Squeeze", rope, axis)
 
     def stored(
-        self, cache: ir.Value | None, part: ir.Value | None, tables: ir.Value, position: ir.Value
+        self,
+        cache: ir.Value | None,
+        part: ir.Value | None,
+        index: int,
+        tables: ir.Value,
+        position: ir.Value,
     ) -> ir.Value:
         """Return the cache with the new tokens in their blocks."""
         length = self.sizes(cache, 1, 2)
@@ -123,7 +161,20 @@ class _Written:
         block = self.op("GatherElements", tables, place, axis=1)
         within = self.op("Unsqueeze", self.op("Mod", position, length), self.constant([1]))
         heads = self.op("Reshape", part, self.constant([-1, self.groups, self.size]))
-        return self.op("ScatterND", cache, self.op("Concat", block, within, axis=1), heads)
+        places = self.op("Concat", block, within, axis=1)
+        return self.op("ScatterND", self.movable(cache), places, self.movable(self.quantized(heads, index)))
+
+    def movable(self, cache: ir.Value | None) -> ir.Value | None:
+        """Return a cache as a type that operators move: float8e4m3fn as float, which loses nothing."""
+        if self.cache_dtype != ir.DataType.FLOAT8E4M3FN:
+            return cache
+        return self.op("Cast", cache, to=int(ir.DataType.FLOAT))
+
+    def held(self, cache: ir.Value) -> ir.Value:
+        """Return the result of ``movable`` as the cache's type."""
+        if self.cache_dtype != ir.DataType.FLOAT8E4M3FN:
+            return cache
+        return self.op("Cast", cache, to=int(self.cache_dtype))
 
     def seen_shape(self) -> ir.Value:
         return self.constant([0, -1, self.groups, self.size])

@@ -6,9 +6,10 @@ take ``CARRYALL_FUZZ_SECONDS`` (600) together, divided by ``SLOW_TESTS``.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 CORPORA = Path(__file__).resolve().parents[2] / "corpora"
-SLOW_TESTS = 8
+SLOW_TESTS = 14
 _PIECE = 100  # examples between two looks at the clock
 
 
@@ -27,10 +28,22 @@ def seeds(kind: str) -> list[Path]:
     return found
 
 
+def _end() -> float:
+    return time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
+
+
+def new_seeds() -> Iterator[int]:
+    """Seeds that no earlier run had, for a share of the slow tests' time: a case takes over 1 ms."""
+    end = _end()
+    for seed in itertools.count(time.time_ns() // 1_000_000):
+        if time.monotonic() > end:
+            return
+        yield seed
+
+
 def fuzz(strategy: st.SearchStrategy[Any], check: Callable[[Any], None], examples: int | None) -> None:
     """Try ``examples`` of a strategy, always the same; or others, for a share of the slow tests' time."""
-    share = float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
-    end = time.monotonic() + share
+    end = _end()
 
     @settings(
         max_examples=examples or _PIECE,

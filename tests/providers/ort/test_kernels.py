@@ -15,6 +15,7 @@ from kernel_table import KernelTable, misfits
 from lowered_forms import CONTEXT, FAMILIES, FORMS, decoder
 from tiny_models import write_tiny
 
+from carryall.contract import is_past
 from carryall.errors import UnsupportedAttentionError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.pipeline import pipeline
@@ -97,6 +98,16 @@ def test_every_node_has_a_kernel(target: str, family: str, form: str) -> None:
         assert all("OneHot has no kernel" in reason or "TopK has no kernel" in reason for reason in found)
     else:
         assert found == []
+
+
+@pytest.mark.parametrize("form", ["int8-kv", "int8-kv-tensor"])
+@pytest.mark.parametrize("memory", ["slots", "paged"])
+def test_a_cache_of_fp8_has_kernels(memory: str, form: str) -> None:
+    config = RunnerConfig(context_length=CONTEXT, options={"kv_memory": memory, "kv_cache": "fp8"})
+    model = pipeline.run(_portable("qwen3", form).clone(), CudaProvider().passes(config))[0]
+    caches = {value.dtype for value in model.graph.inputs if is_past(value.name)}
+    assert caches == {ir.DataType.FLOAT8E4M3FN}
+    assert misfits(model, CUDA, CPU) == []
 
 
 @pytest.mark.parametrize("stored", ["float32", "float16"])

@@ -13,6 +13,7 @@ import pytest
 from device_stand_ins import PagedCudaOnCpu, threaded
 from engine_kit import make_request, run
 from late_device import LateCudaOnCpu
+from lowered_forms import decoder
 from tiny_models import write_tiny
 
 from carryall.errors import ProviderRuntimeError
@@ -303,6 +304,36 @@ def test_a_run_that_fails_late_fails_no_request(
     assert "launch failure" in caplog.text
     late.close()
     provider.streams[0].end()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kv_cache", ["int8", "fp8"])
+def test_a_cache_of_8_bits_takes_a_quarter_of_the_memory_and_gives_the_same_texts_in_forms(
+    kv_cache: str, tmp_path: Path
+) -> None:
+    model, exact = decoder("qwen3", "int8-kv", tmp_path), decoder("qwen3", "float", tmp_path)
+    config = RunnerConfig(max_slots=SLOTS, context_length=64, num_threads=1, options={"kv_cache": kv_cache})
+    found: list[Any] = []
+    sizes: list[int] = []
+    for graph, options in (
+        (model, {"kv_cache": kv_cache}),
+        (model, {"kv_cache": kv_cache, "cuda_graphs": False}),
+        (exact, {}),
+    ):
+        chosen = dataclasses.replace(config, options=options)
+        lowered, _ = pipeline.run(graph.clone(), PagedCudaOnCpu().passes(chosen))
+        folder = tmp_path / str(len(sizes))
+        folder.mkdir()
+        save_model(lowered, folder / "model.onnx")
+        runner = PagedCudaOnCpu().runner(folder / "model.onnx", chosen)
+        sizes.append(runner.info.kv_bytes_per_token)
+        rng = np.random.default_rng(5)
+        prompts = [rng.integers(0, 250, int(rng.integers(1, 40))).tolist() for _ in range(6)]
+        requests = [make_request(f"r{i}", prompt) for i, prompt in enumerate(prompts)]
+        found.append(run(Engine(runner), requests))
+        runner.close()
+    assert found[0] == found[1] != found[2]
+    assert sizes[0] == sizes[1] == sizes[2] // 4
 
 
 def test_too_little_memory_is_an_error(opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

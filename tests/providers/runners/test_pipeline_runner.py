@@ -56,11 +56,44 @@ def expected(requests: list[Request], **options: Any) -> list[list[int]]:
     return run(engine_on(toy(), **options), copies)
 
 
-@pytest.fixture(params=[2, 3])
+HYBRID: dict[str, tuple[dict[str, Any], list[LayerRange]]] = {
+    "qwen3_next": (
+        {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "linear_value_head_dim": 16,
+        },
+        [LayerRange(0, 1), LayerRange(2, 3)],
+    ),
+    "lfm2": (
+        {"layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"], "num_hidden_layers": 5},
+        [LayerRange(0, 2), LayerRange(3, 4)],
+    ),
+    "granitemoehybrid": (
+        {"layer_types": ["mamba", "attention"] * 2, "num_hidden_layers": 4},
+        [LayerRange(0, 1), LayerRange(2, 3)],
+    ),
+    "falcon_h1": ({}, [LayerRange(0, 0), LayerRange(1, 1)]),
+    # Layers 1 and 3 have neither a cache nor a state.
+    "nemotron_h": (
+        {"layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "attention", "mlp"]},
+        [LayerRange(0, 3), LayerRange(4, 5)],
+    ),
+}
+
+
+@pytest.fixture(params=[2, 3, *HYBRID])
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runner, PipelineRunner]]:
     """A tiny model whole, and over stages of one layer or more."""
     provider = get_provider("cpu")
-    source = resolve_model(str(write_tiny("llama", tmp_path / "llama", num_hidden_layers=3)))
+    fields: dict[str, Any]
+    family, fields = "llama", {"num_hidden_layers": 3}
+    cuts = [LayerRange(0, 0), LayerRange(1, 2)]
+    if request.param == 3:
+        cuts = [LayerRange(n, n) for n in range(3)]
+    elif request.param != 2:
+        family, (fields, cuts) = request.param, HYBRID[request.param]
+    source = resolve_model(str(write_tiny(family, tmp_path / family, **fields)))
     given = RunnerConfig(max_slots=4, num_threads=1, options={"kv_cache": "float32"})
     config = provider.resolve_options(with_context(given, source))
 
@@ -68,11 +101,8 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runne
         changes = [] if layers is None else [KeepLayersPass(layers)]
         return provider.runner(lowered_model(source, provider, config, changes=changes), config)
 
-    cuts = (
-        [LayerRange(0, 0), LayerRange(1, 2)] if request.param == 2 else [LayerRange(n, n) for n in range(3)]
-    )
     stages = [ThreadStage(lambda layers=layers: part(layers)) for layers in cuts]  # type: ignore[misc]
-    whole, parts = part(None), PipelineRunner(stages, request.param)
+    whole, parts = part(None), PipelineRunner(stages, len(cuts))
     yield whole, parts
     whole.close()
     parts.close()
@@ -81,11 +111,14 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Runne
 def steps(runner: Runner) -> npt.NDArray[np.float32]:
     """The logits of long prompts, which are cut, of a prompt on a cache, and of decoding."""
     first, second = np.random.default_rng(0).integers(0, 250, (2, 120))
-    found = []
+    found: list[npt.NDArray[np.float32]] = []
+    kept: dict[str, Any] = {
+        "checkpoints": [64]
+    }  # where layers have states, the slot keeps those after 64 tokens
     for rows in (
-        [Row(0, first[:100], 0, num_logits=70), Row(1, second[:5], 0, num_logits=3)],
-        [Row(0, first[100:104], 100, num_logits=0), Row(1, second[5:6], 5)],
-        [Row(0, first[104:105], 104), Row(1, second[6:7], 6), Row(2, second[:40], 0)],
+        [Row(0, first[:100], 0, num_logits=70, **kept), Row(1, second[:5], 0, num_logits=3)],
+        [Row(0, first[100:104], 100, num_logits=0, **kept), Row(1, second[5:6], 5)],
+        [Row(0, first[104:105], 104, **kept), Row(1, second[6:7], 6), Row(2, second[:40], 0)],
     ):
         found += [logits.copy() for logits in runner.forward(rows)]
     runner.copy_prefix(0, 3, 64)
@@ -106,14 +139,35 @@ def test_stages_give_the_logits_of_the_whole(real: tuple[Runner, PipelineRunner]
 
 
 @pytest.mark.long
+def test_texts_over_stages_are_those_of_the_whole(real: tuple[Runner, PipelineRunner]) -> None:
+    """Also if the second half of them goes on after a prefix of the first half."""
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, 250, int(rng.integers(1, 90))).tolist() for _ in range(4)]
+    prompts += [[*prompt, 7, 9] for prompt in prompts]
+
+    def texts(runner: Runner) -> list[list[int]]:
+        engine = engine_on(runner)
+        found: list[list[int]] = []
+        for half in (prompts[:4], prompts[4:]):
+            found += run(engine, [make_request(f"{len(found)}.{i}", p, GREEDY) for i, p in enumerate(half)])
+        return found
+
+    whole, parts = real
+    assert texts(parts) == texts(whole)
+
+
+@pytest.mark.long
 def test_kv_of_all_stages_can_be_taken_out_and_put_back(real: tuple[Runner, PipelineRunner]) -> None:
     _, runner = real
     tokens = np.arange(70)
-    runner.forward([Row(0, tokens, 0)])
+    runner.forward([Row(0, tokens, 0, checkpoints=[64])])
     kept = [array.copy() for array in runner.read_kv(0, 0, 64)]
+    state = [array.copy() for array in runner.read_state(0, 64)] if runner.info.state_arrays else []
     (logits,) = runner.forward([Row(0, np.array([7]), 70)])
     runner.release(0)
     runner.write_kv(1, 0, 64, kept)
+    if state:
+        runner.write_state(1, 64, state)
     (again,) = runner.forward([Row(1, np.append(tokens[64:], 7), 64)])
     assert np.array_equal(again, logits)
 

@@ -192,10 +192,10 @@ def test_ranks_of_different_models_are_refused(tmp_path: Path) -> None:
     for size in (256, 512):
         whole, runner = opened(write_tiny("llama", tmp_path / str(size), vocab_size=size), 2)
         graphs.append(runner._models)
-        config = runner._config
+        configs = runner._configs
         whole.close()
         runner.close()
     with pytest.raises(
         ProviderRuntimeError, match="the ranks are of different models: num_tokens is 256, 512"
     ):
-        ShardedRunner("cpu", [graphs[0][0], graphs[1][1]], config)
+        ShardedRunner("cpu", [graphs[0][0], graphs[1][1]], configs)

@@ -81,6 +81,20 @@ def test_a_step_is_given_to_the_device_before_the_one_before_it_is_waited_for() 
     assert outcome.illegal() == []
 
 
+@pytest.mark.parametrize("form", ["float", "int4"])
+def test_own_kernels_are_launched_and_captured_in_place_of_many(form: str) -> None:
+    """A layer's gate is one launch in place of three; the largest logits and the draw are one of all."""
+    outcome = cuda_stub.run("own_kernels", "qwen3", form)
+    launches = {name: found[0] for name, found in outcome.result.items()}
+    names = {name: found[1] for name, found in outcome.result.items()}
+    print(launches)
+    gate = "silu_and_mul_half"
+    assert names["carryall slots"] == names["carryall paged"] == ["draw_tokens", gate]
+    assert launches["onnxruntime slots"] - launches["carryall slots"] >= 2 * 2 + 6
+    assert launches["onnxruntime paged"] - launches["carryall paged"] >= 2 * 2 + 6 + 25
+    assert outcome.illegal() == []
+
+
 def test_paged_runs_beyond_the_most_forms_are_not_captured() -> None:
     """onnxruntime 1.31 frees nothing that it captured before the session ends."""
     outcome = cuda_stub.run("few_forms")

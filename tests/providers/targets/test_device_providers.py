@@ -168,12 +168,16 @@ def test_old_devices_run_without_what_their_kernels_lack() -> None:
     def settled(provider: CudaProvider, **options: Any) -> dict[str, Any]:
         return provider.resolve_options(RunnerConfig(options=options)).options
 
-    assert settled(CudaOnCpu()) == {}
-    assert settled(OldDevice(), device=1) == {"device": 1, "kv_cache": "float32", "fused_experts": "off"}
+    kernels = {"kernels": "onnxruntime"}
+    assert settled(CudaOnCpu()) == kernels
+    old = {"device": 1, "kv_cache": "float32", "fused_experts": "off"}
+    assert settled(OldDevice(), device=1) == old | kernels
     for option in ({"kv_cache": "int8"}, {"compute": "bf16"}, {"fused_experts": "on"}):
         with pytest.raises(ProviderUnavailableError, match=r"capability 8\.0, but device 0 has 7\.5"):
             settled(OldDevice(), **option)
-        assert settled(CudaOnCpu(), **option) == option
+        assert settled(CudaOnCpu(), **option) == option | kernels
+    with pytest.raises(ProviderUnavailableError, match=r"kv_cache=fp8 needs compute capability 8\.9"):
+        settled(CudaOnCpu(), kv_cache="fp8")
 
 
 @pytest.mark.parametrize("fused", ["on", "off"])

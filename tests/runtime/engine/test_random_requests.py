@@ -1,13 +1,11 @@
 """Random requests over all options of sampling, several at once, against a second implementation.
 
-``pytest -m slow`` draws others for ``CARRYALL_FUZZ_SECONDS`` / 8.
+``pytest -m slow`` draws others for a share of ``CARRYALL_FUZZ_SECONDS``.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from fuzzing import SLOW_TESTS
+from fuzzing import new_seeds
 from plain_requests import PlainRequest, judge
 from plain_sampler import whole_rows_used
 
@@ -158,11 +156,7 @@ def test_requests_get_the_tokens_of_the_plain_sampler(seed: int) -> None:
 
 @pytest.mark.slow
 def test_random_requests_get_the_tokens_of_the_plain_sampler(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong, seed = [], int(time.time())
-    end = time.monotonic() + float(os.environ.get("CARRYALL_FUZZ_SECONDS", "600")) / SLOW_TESTS
-    while time.monotonic() < end:
-        wrong += check(seed)
-        seed += 1
+    wrong = [error for seed in new_seeds() for error in check(seed)]
     with capsys.disabled():
         print(f"{VERDICTS.total()} requests: {dict(VERDICTS)}")
     assert wrong == []

@@ -67,7 +67,7 @@ def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.corrcoef(found, expected)[0, 1] > 0.95
 
 
-@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ3_XXS"])
+@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ3_XXS", "TQ1_0", "TQ2_0"])
 def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, cache: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types=kind, **WIDE)

@@ -100,7 +100,7 @@ def test_a_request_that_ends_a_rank_each_time_fails_alone(monkeypatch: pytest.Mo
         ({"provider": "auto"}, "needs a provider that adds up over processes"),
         ({"provider": "null"}, "needs a provider that adds up over processes"),
         ({"max_loras": 1}, "cannot be combined with LoRA adapters"),
-        ({"provider_options": {"kernels": "onnxruntime"}}, "needs carryall's CPU kernels"),
+        ({"provider_options": {"kernels": "onnxruntime"}}, "needs carryall's kernels"),
         ({"tensor_parallel": 0}, "tensor_parallel"),
         ({"tensor_parallel": 1, "numa": "auto"}, "numa binds the processes of tensor_parallel"),
         (

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 from chat_styles import styles, template
-from hypothesis import given, settings
+from fuzzing import fuzz
 from hypothesis import strategies as st
 
 from carryall.errors import ChatTemplateError
 from carryall.runtime.text.chat_template import ChatTemplate
 
+VERDICTS: Counter[str] = Counter()
 TEMPLATES = [template(*names) for names in styles()]
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOLS = [
@@ -41,19 +43,28 @@ MESSAGES = st.one_of(
 )
 
 
-@pytest.mark.slow
-@settings(max_examples=3000, deadline=None)
-@given(
-    source=st.sampled_from(TEMPLATES),
-    talk=st.lists(MESSAGES, min_size=1, max_size=5),
-    with_tools=st.booleans(),
-    prompt=st.booleans(),
+CONVERSATIONS = st.fixed_dictionaries(
+    {
+        "source": st.sampled_from(TEMPLATES),
+        "talk": st.lists(MESSAGES, min_size=1, max_size=5),
+        "tools": st.sampled_from([TOOLS, None]),
+        "prompt": st.booleans(),
+    }
 )
-def test_conversations_render_as_in_transformers(
-    source: str, talk: list[dict[str, Any]], with_tools: bool, prompt: bool
-) -> None:
+
+
+@pytest.mark.slow
+def test_conversations_render_as_in_transformers(capsys: pytest.CaptureFixture[str]) -> None:
     rendering = pytest.importorskip("transformers.utils.chat_template_utils")
-    tools = TOOLS if with_tools else None
+    fuzz(CONVERSATIONS, lambda talk: VERDICTS.update([check(rendering, **talk)]), None)
+    with capsys.disabled():
+        print(f"{VERDICTS.total()} conversations: {dict(VERDICTS)}")
+    assert VERDICTS["equal"] > 0
+
+
+def check(
+    rendering: Any, source: str, talk: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: bool
+) -> str:
     try:
         ((expected,), _) = rendering.render_jinja_template(
             [talk], tools=tools, chat_template=source, add_generation_prompt=prompt, **SPECIAL
@@ -61,6 +72,7 @@ def test_conversations_render_as_in_transformers(
     except Exception:  # noqa: BLE001 -- of any kind
         with pytest.raises(ChatTemplateError):
             ChatTemplate({"default": source}, SPECIAL).render(talk, tools=tools, add_generation_prompt=prompt)
-        return
+        return "refused"
     text = ChatTemplate({"default": source}, SPECIAL).render(talk, tools=tools, add_generation_prompt=prompt)
     assert text == expected
+    return "equal"

@@ -27,6 +27,8 @@ _MEDIA: dict[tuple[str, str], tuple[str, ...]] = {
     ("get", "/"): ("text/html",),
     ("get", "/metrics"): ("text/plain",),
     ("get", "/v1/files/{id}/content"): (_BYTES,),
+    ("post", "/v1/audio/transcriptions"): (_JSON, _EVENTS, "text/plain"),
+    ("post", "/v1/audio/translations"): (_JSON, _EVENTS, "text/plain"),
     ("get", "/v1/responses/{id}"): (_JSON, _EVENTS),
     **{("get", path): () for path in ("/health", "/health/live", "/health/ready", "/ping")},
     **{("get", f"/v2/{path}"): () for path in ("health/live", "health/ready", "models/{model}/ready")},
@@ -53,10 +55,30 @@ _QUERIES: dict[tuple[str, str], dict[str, Json]] = {
         "starting_after": {"type": "integer", "minimum": -1},
     },
 }
+_FILE: Json = {"type": "string", "format": "binary"}
 _UPLOAD: Json = {
     "type": "object",
-    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}},
+    "properties": {"file": _FILE, "purpose": {"const": "batch"}},
     "required": ["file", "purpose"],
+}
+_SOUND: Json = {
+    "type": "object",
+    "properties": {
+        "file": _FILE,
+        "model": {"type": "string"},
+        "prompt": {"type": "string"},
+        "response_format": {"enum": ["json", "text", "srt", "verbose_json", "vtt"]},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+        "stream": {"type": "boolean"},
+    },
+    "required": ["file"],
+}
+_SPOKEN: Json = {**_SOUND, "properties": {**_SOUND["properties"], "language": {"type": "string"}}}
+# Bodies that are forms, by path.
+_FORMS: dict[str, Json] = {
+    "/v1/files": _UPLOAD,
+    "/v1/audio/transcriptions": _SPOKEN,
+    "/v1/audio/translations": _SOUND,
 }
 
 
@@ -114,8 +136,9 @@ def _described(operation: Operation, schemas: dict[str, Json], models: list[str]
     if parameters:
         described["parameters"] = parameters
     media = _MEDIA.get((operation.method, plain), (_JSON,))
-    if (operation.method, plain) == ("post", "/v1/files"):
-        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
+    if operation.method == "post" and plain in _FORMS:
+        schema = _FORMS[plain]
+        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
     elif operation.method == "post" and plain in schemas:
         schema = schemas[plain]
         described["requestBody"] = {

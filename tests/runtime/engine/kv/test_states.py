@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from engine_kit import GREEDY, VOCAB, make_request, run
@@ -58,8 +60,10 @@ def alone(request: Request) -> list[int]:
     return run(engine, [copy])[0]
 
 
-def ask(name: str, *tokens: int) -> Request:
-    return make_request(name, list(tokens), SIX)
+def ask(name: str, *tokens: int, resumption: Sequence[int] = ()) -> Request:
+    request = make_request(name, list(tokens), SIX)
+    request.resumption = resumption
+    return request
 
 
 def texts(seed: int, count: int) -> list[int]:
@@ -113,6 +117,52 @@ def test_where_texts_part_a_state_is_kept_at_the_second_of_them() -> None:
     for request, cached in zip(requests, (0, 0, 40, 40), strict=True):
         assert run(engine, [request]) == [alone(request)]
         assert request.metrics.cached_tokens == cached
+
+
+def test_where_a_template_says_that_texts_part_a_state_is_kept_at_the_first_of_them() -> None:
+    engine, _ = make_engine()
+    system = texts(3, 40)
+    requests = [ask(str(i), *system, *texts(10 + i, 20), resumption=[40]) for i in range(4)]
+    for request, cached in zip(requests, (0, 40, 40, 40), strict=True):
+        assert run(engine, [request]) == [alone(request)]
+        assert request.metrics.cached_tokens == cached
+
+
+def test_the_state_to_which_a_later_turn_goes_back_outlives_the_calls_between() -> None:
+    engine, _ = make_engine()
+    prompt = question = texts(3, 40)
+    for call in range(6):
+        prompt = [*prompt, *texts(10 + call, 20)]
+        run(engine, [ask(str(call), *prompt, resumption=[40])])
+    turn = ask("turn", *question, *texts(30, 20))
+    assert run(engine, [turn]) == [alone(turn)]
+    assert turn.metrics.cached_tokens == 40
+
+
+def test_no_state_is_promised_at_a_length_that_the_tiers_restore() -> None:
+    engine, _ = make_engine(swap_bytes=10**6)
+    prompt = texts(1, 140)
+    run(engine, [ask("first", *prompt)])
+    engine.scheduler.cache.clear(save=True)
+    while not engine.stats().kv_saved_tokens:
+        run(engine, [ask("while it is saved", 1, 2)])
+    again = ask("again", *prompt, resumption=[30])
+    assert run(engine, [again]) == [alone(again)]
+    assert engine.stats().kv_restored_tokens == 128
+    other = ask("other", *prompt[:30], *texts(2, 20))
+    assert run(engine, [other]) == [alone(other)]
+
+
+def test_conversations_in_turn_do_not_take_each_other_s_slot() -> None:
+    engine, _ = make_engine(max_slots=3)
+    shared = texts(3, 80)
+    both = [[*shared, *texts(10 + i, 5)] for i in range(2)]
+    for turn in range(4):
+        for i, prompt in enumerate(both):
+            request = ask(f"{turn}.{i}", *prompt, resumption=[80])
+            assert run(engine, [request]) == [alone(request)]
+            assert not turn or request.metrics.cached_tokens == len(prompt) - 5 - 1
+            both[i] = [*prompt, *texts(100 + 10 * turn + i, 5)]
 
 
 def test_states_are_in_the_books_and_in_the_budget() -> None:
@@ -181,6 +231,7 @@ def test_what_cuts_sequences_is_refused() -> None:
     step=st.sampled_from([3, 16, 64]),
     speculates=st.booleans(),
     swap_bytes=st.sampled_from([0, 1500, 10**6]),
+    resumption=st.lists(st.integers(1, 210), max_size=2).map(sorted),
 )
 def test_a_hit_equals_a_cold_run(
     turns: list[tuple[int, int, int, int]],
@@ -191,13 +242,15 @@ def test_a_hit_equals_a_cold_run(
     step: int,
     speculates: bool,
     swap_bytes: int,
+    resumption: list[int],
 ) -> None:
     """Texts that share first tokens, after each other and at once, some preempted or cancelled."""
     engine, runner = make_engine(max_slots, window, kv_bytes, step, always, speculates, swap_bytes)
     shared = [texts(seed, 180) for seed in range(3)]
     requests, finished = [], []
     for number, (which, common, rest, steps) in enumerate(turns):
-        request = ask(str(number), *shared[which][:common], *texts(100 + number, rest))
+        prompt = [*shared[which][:common], *texts(100 + number, rest)]
+        request = ask(str(number), *prompt, resumption=[n for n in resumption if n <= len(prompt)])
         requests.append(request)
         engine.add(request)
         for _ in range(steps):

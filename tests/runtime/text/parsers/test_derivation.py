@@ -228,6 +228,51 @@ def test_a_call_in_a_thought_is_part_of_it(style: tuple[str, str]) -> None:
     assert message.content.text == "Done."
 
 
+def marker_of(style: tuple[str, str]) -> str:
+    calls = derived_of(style).answer.calls
+    return calls.marker if calls is not None else ""
+
+
+MARKED = [style for style in STYLES if style[1] != "no thoughts" and marker_of(style)]
+
+
+def unclosed(style: tuple[str, str], thought: str) -> tuple[str, str]:
+    """The prompt, and an answer that is a thought without its end."""
+    prompt, text = written(style, turn([], "Done.", thought))
+    return prompt, text[: text.index(thought) + len(thought)]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("style", MARKED)
+def test_a_call_behind_which_the_answer_ends_is_a_call_though_the_thought_is_open(
+    style: tuple[str, str], closed: bool
+) -> None:
+    _, call = written((style[0], "no thoughts"), turn([("get_weather", {"count": 1})]))
+    marker, tags = marker_of(style), derived_of(style).answer.thought
+    assert tags is not None
+    thought = f"{marker} begins one; or {call.strip()} first.\nNow:\n"
+    prompt, text = unclosed(style, thought + call)
+    text += tags.close + "\n" if closed else ""
+    for pieces in ([text], list(text)):
+        message = read(style, prompt, pieces)
+        assert calls_of(message) == [("get_weather", {"count": 1})]
+        assert message.reasoning.text == thought.strip()
+        assert message.content.text == ""
+
+
+@pytest.mark.parametrize("fault", ["cut", "unknown", "half", "text"])
+@pytest.mark.parametrize("style", MARKED)
+def test_what_may_be_a_draft_of_a_call_stays_in_the_thought(style: tuple[str, str], fault: str) -> None:
+    name = "unknown" if fault == "unknown" else "get_weather"
+    _, call = written((style[0], "no thoughts"), turn([(name, {"text": "a long text"})]))
+    thought = "Hm.\n" + {"half": call[: call.index("long")], "text": f"{call} no."}.get(fault, call.rstrip())
+    prompt, text = unclosed(style, thought)
+    for pieces in ([text], list(text)):
+        message = read(style, prompt, pieces, cut=fault == "cut")
+        assert message.tool_calls == []
+        assert message.reasoning.text == thought.strip()
+
+
 @pytest.mark.parametrize("style", [*CALLS, *LITERALS, *SINGLE])
 def test_without_tools_calls_stay_text(style: str) -> None:
     both = style, "thoughts"

@@ -93,7 +93,9 @@ CASES: list[tuple[str, str, tuple[str, str, list[Any]]]] = [
     ("think", "<think>\nhm\n</think>\n\nYes.", ("Yes.", "hm", [])),
     ("think", "Yes. <think>", ("Yes. <think>", "", [])),
     ("qwen", f"<think>\n\n</think>\n\n<tool_call>{NOW}</tool_call>", ("", "", [T])),
-    ("qwen", f"<think><tool_call>{NOW}</tool_call>", ("", f"<tool_call>{NOW}</tool_call>", [])),
+    ("qwen", f"<think><tool_call>{NOW}</tool_call>", ("", "", [T])),
+    ("qwen", f"<think><tool_call>{NOW}</tool_call></think>\n", ("", "", [T])),
+    ("qwen", f"<think><tool_call>{NOW}</tool_call></think>No.", ("No.", f"<tool_call>{NOW}</tool_call>", [])),
     ("magistral", f"[THINK]hm[/THINK]Ok[TOOL_CALLS][{NOW}]", ("Ok", "hm", [T])),
 ]  # fmt: skip
 

@@ -1,0 +1,19 @@
+// The operators whose kernels are those of providers/cuda/sources.
+#pragma once
+#include "ort_api.h"
+
+namespace carryall {
+
+#ifndef CARRYALL_CUDA_PROVIDER  // tests run the kernels on the CPU
+#define CARRYALL_CUDA_PROVIDER "CUDAExecutionProvider"
+#endif
+
+constexpr int kCudaCollectives = 2, kCudaOperators = 4 + kCudaCollectives;
+
+// Writes the operators of CUDA's execution provider.
+void cuda_operators(OrtCustomOp* operators);
+
+// Writes those among them that run over several devices.
+void cuda_collectives(OrtCustomOp* operators);
+
+}  // namespace carryall

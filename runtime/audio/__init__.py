@@ -1,0 +1,1 @@
+"""Sound: opening, features, encoding, and the transcription of recordings of any length."""

@@ -1,0 +1,400 @@
+"""Write down a recording of any length: windows in sequence, each with fallbacks to higher temperatures.
+
+The method is that of Whisper (https://arxiv.org/abs/2212.04356, section 4.5): a window begins where the last
+complete segment of the one before ended.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ...errors import ProviderRuntimeError, RequestError
+from ...options import Checked, option
+from ...providers.base import EncoderOutput
+from ..text.tokenizer import Tokenizer
+from ..types.outputs import RequestOutput
+from ..types.sampling_params import SamplingParams
+from .encoding import AudioEncoder
+from .features import Spectra, log_mel
+from .opening import Samples
+from .speech_tokens import SpeechTokens
+from .timestamp_rules import FirstLogits, TranscriptRules, log_softmax
+
+_STRIDE = 2  # spectra of a step of time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionOptions(Checked):
+    """How a recording is written down.
+
+    Args:
+        language: its code or English name; None hears it from the first window.
+        task: ``transcribe`` in the language spoken, or ``translate`` to English.
+        prompt: text that was said or written before, in its style; its last tokens count.
+        temperature: of the first attempt at each window; a failed one is repeated at the next higher multiple
+            of 0.2.
+        timestamps: whether segments have times; without, each window is one segment.
+        previous_text: whether a window knows the text of those before.
+        seed: of the attempts at a temperature above 0.
+        compression_ratio: an attempt fails whose text zlib makes smaller by more than this factor: it repeats
+            itself.
+        mean_logprob: an attempt fails whose tokens have a lower mean log-probability.
+        no_speech: a window is silent if the probability of that is higher, and its attempt fails by
+            ``mean_logprob``.
+    """
+
+    language: str | None = None
+    task: Literal["transcribe", "translate"] = "transcribe"
+    prompt: str = ""
+    temperature: float = option(0.0, least=0, most=1)
+    timestamps: bool = True
+    previous_text: bool = False
+    seed: int = option(0, least=0)
+    compression_ratio: float = option(2.4, above=0)
+    mean_logprob: float = option(-1.0, most=0)
+    no_speech: float = option(0.6, least=0, most=1)
+
+    @property
+    def temperatures(self) -> list[float]:
+        """Those of all attempts at a window."""
+        higher = [n / 5 for n in range(1, 6) if n / 5 > self.temperature]
+        return [self.temperature, *higher]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of a transcript.
+
+    Args:
+        id: its number, from 0.
+        seek: the spectrum, of 0.01 s, at which its window begins.
+        start: in seconds from the beginning of the recording.
+        end: see there.
+        text: what was said.
+        token_ids: of the text, and of its times.
+        temperature: at which its window was written down.
+        mean_logprob: of its window.
+        compression_ratio: of its window.
+        no_speech: the probability that nobody speaks in its window.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    token_ids: tuple[int, ...]
+    temperature: float
+    mean_logprob: float
+    compression_ratio: float
+    no_speech: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcription:
+    """What was said in a recording.
+
+    Args:
+        text: of all segments.
+        language: its code.
+        task: ``transcribe`` or ``translate``.
+        duration: seconds of the recording.
+        segments: in order.
+        num_tokens: all tokens that were generated, also in attempts that failed.
+    """
+
+    text: str
+    language: str
+    task: str
+    duration: float
+    segments: tuple[Segment, ...]
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request that the engine is to run; its last state is the answer.
+
+    Args:
+        token_ids: of the prompt.
+        encoder: what the encoder made of the window.
+        params: its options.
+    """
+
+    token_ids: list[int]
+    encoder: EncoderOutput
+    params: SamplingParams
+
+
+Span = tuple[int, int, Sequence[int]]  # first and last spectrum, and tokens
+Steps = Generator[Question | Segment, RequestOutput | None, Transcription]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What was written down of a window, without the end."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    temperature: float
+    mean_logprob: float
+    no_speech: float
+
+    @property
+    def compression_ratio(self) -> float:
+        """How much smaller zlib makes the text."""
+        content = self.text.encode()
+        return len(content) / len(zlib.compress(content))
+
+
+class Transcriber:
+    """Writes down recordings with one model.
+
+    Args:
+        encoder: what the model hears with.
+        tokens: its special tokens.
+        tokenizer: its tokenizer.
+        context_length: tokens of a sequence.
+    """
+
+    def __init__(
+        self, encoder: AudioEncoder, tokens: SpeechTokens, tokenizer: Tokenizer, context_length: int
+    ) -> None:
+        self.encoder, self.tokens = encoder, tokens
+        self._tokenizer, self._room = tokenizer, context_length // 2
+
+    @property
+    def rate(self) -> int:
+        """Samples of a second of the sound that it takes."""
+        return self.encoder.processor.rate
+
+    def check(self, options: TranscriptionOptions) -> None:
+        """Check that the model can do what the options ask for.
+
+        Raises:
+            RequestError: it does not know the language, or does not translate.
+        """
+        language = next(iter(self.tokens.languages), "en")
+        if options.language is not None:
+            language = self.tokens.language(options.language)
+        self.tokens.beginning(language, options.task, timed=True)
+
+    def steps(self, samples: Samples, options: TranscriptionOptions, salt: str = "") -> Steps:
+        """Yield questions, whose answers are to be sent back, and finished segments; return the transcript.
+
+        Args:
+            samples: [samples] at ``rate``.
+            options: how it is written down.
+            salt: only recordings of the same salt share what was computed.
+
+        Raises:
+            RequestError: see ``check``.
+            ProviderRuntimeError: a request failed.
+        """
+        self.check(options)
+        processor = self.encoder.processor
+        spectra, duration = log_mel(processor, samples), len(samples) / processor.rate
+        frames = max(1, min(spectra.shape[1], math.ceil(len(samples) / processor.hop)))
+        language = None if options.language is None else self.tokens.language(options.language)
+        language = language if self.tokens.languages else "en"
+        context = (
+            self._tokenizer.encode(f" {options.prompt.strip()}", add_special_tokens=False)
+            if options.prompt.strip()
+            else []
+        )
+        segments, seek, count = list[Segment](), 0, 0
+        while seek < frames:
+            size = min(processor.frames, frames - seek)
+            window = _Window(
+                self, self.encoder.encode(_window(spectra, seek, processor.frames), salt), context
+            )
+            silence, heard = yield from window.heard()
+            language = language or heard
+            attempt = yield from window.written(language, options, silence)
+            count += window.num_tokens
+            advance = size
+            if silence <= options.no_speech or attempt.mean_logprob > options.mean_logprob:
+                found, advance = self._segments(attempt, seek, size, len(segments), options)
+                segments += found
+                yield from found
+                if options.previous_text and attempt.temperature <= 0.5:
+                    context += [token for token in attempt.token_ids if token < self.tokens.end]
+            seek += advance or size  # a segment that ends where its window begins would come again
+        text = "".join(segment.text for segment in segments).strip()
+        return Transcription(
+            text=text,
+            language=language or "en",
+            task=options.task,
+            duration=duration,
+            segments=tuple(segments),
+            num_tokens=count,
+        )
+
+    def prompt(self, context: Sequence[int], beginning: Sequence[int]) -> list[int]:
+        """Return the tokens of a prompt, with the last tokens of what was said before."""
+        before = [self.tokens.previous, *context[-(self._room - 1) :]] if context else []
+        return [*before, *beginning]
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a window's transcript."""
+        return self._room
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without times and special ones."""
+        return self._tokenizer.decode([token for token in token_ids if token < self.tokens.end])
+
+    def _segments(
+        self, attempt: _Attempt, seek: int, size: int, number: int, options: TranscriptionOptions
+    ) -> tuple[list[Segment], int]:
+        """Return the segments of a window of ``size`` spectra, and after how many the next window begins."""
+        spans: list[Span] = [(0, size, attempt.token_ids)]
+        advance = size
+        if options.timestamps:
+            spans, advance = cut(attempt.token_ids, self.tokens.first_time, size)
+        second = self.encoder.processor.rate / self.encoder.processor.hop
+        found = list[Segment]()
+        for first, last, tokens in spans:
+            text = self.text(tokens)
+            if first == last or not text.strip():
+                continue
+            found.append(
+                Segment(
+                    id=number + len(found),
+                    seek=seek,
+                    start=(seek + min(first, size)) / second,
+                    end=(seek + min(last, size)) / second,
+                    text=text,
+                    token_ids=tuple(tokens),
+                    temperature=attempt.temperature,
+                    mean_logprob=attempt.mean_logprob,
+                    compression_ratio=attempt.compression_ratio,
+                    no_speech=attempt.no_speech,
+                )
+            )
+        return found, advance
+
+
+class _Window:
+    """The requests about one window."""
+
+    def __init__(self, transcriber: Transcriber, encoded: EncoderOutput, context: Sequence[int]) -> None:
+        self._transcriber, self._encoded, self._context = transcriber, encoded, context
+        self.num_tokens = 0
+
+    def heard(self) -> Generator[Question, RequestOutput | None, tuple[float, str]]:
+        """Return the probability that nobody speaks, and the most likely language."""
+        tokens, first = self._transcriber.tokens, FirstLogits()
+        yield from self._ask([tokens.start], first, 0.0, 0, 1)
+        logprobs = log_softmax(first.logits)
+        codes = list(tokens.languages)
+        best = int(np.argmax(logprobs[[tokens.languages[code] for code in codes]])) if codes else 0
+        return float(np.exp(logprobs[tokens.silence])), codes[best] if codes else "en"
+
+    def written(
+        self, language: str, options: TranscriptionOptions, silence: float
+    ) -> Generator[Question, RequestOutput | None, _Attempt]:
+        """Return the first attempt that does not fail, or the last one."""
+        transcriber = self._transcriber
+        beginning = transcriber.tokens.beginning(language, options.task, timed=options.timestamps)
+        for temperature in options.temperatures:
+            rules = TranscriptRules(transcriber.tokens, timed=options.timestamps)
+            ids = yield from self._ask(beginning, rules, temperature, options.seed, transcriber.most_tokens)
+            written = tuple(token for token in ids if token != transcriber.tokens.end)
+            attempt = _Attempt(
+                written, transcriber.text(written).strip(), temperature, rules.mean_logprob(ids), silence
+            )
+            unlikely = attempt.mean_logprob < options.mean_logprob
+            repeats = bool(attempt.text) and attempt.compression_ratio > options.compression_ratio
+            if not repeats and (not unlikely or silence > options.no_speech):
+                break
+        return attempt
+
+    def _ask(
+        self,
+        beginning: Sequence[int],
+        processor: TranscriptRules | FirstLogits,
+        temperature: float,
+        seed: int,
+        most: int,
+    ) -> Generator[Question, RequestOutput | None, list[int]]:
+        prompt = self._transcriber.prompt(self._context, beginning)
+        params = SamplingParams(
+            temperature=temperature, max_tokens=most, logits_processors=(processor,), seed=seed
+        )
+        output = yield Question(prompt, self._encoded, params)
+        if output is None:
+            raise RequestError("a question of a transcription was not answered")
+        if output.error is not None:
+            raise ProviderRuntimeError(output.error)
+        ids = list(output.outputs[0].token_ids)
+        self.num_tokens += len(ids)
+        return ids
+
+
+def next_step(steps: Steps, answer: RequestOutput | None) -> Question | Segment | Transcription:
+    """Return what comes next in a transcription: a question, a segment, or at its end the transcript.
+
+    Args:
+        steps: of the transcription.
+        answer: to the question before; None at the start, and behind a segment.
+    """
+    try:
+        return steps.send(answer)
+    except StopIteration as end:
+        transcript: Transcription = end.value
+        return transcript
+
+
+def next_question(steps: Steps, answer: RequestOutput | None) -> Question | Transcription:
+    """Return the next question of a transcription, or the transcript, without the segments between.
+
+    Args:
+        steps: of the transcription.
+        answer: to the question before; None at the start.
+    """
+    step = next_step(steps, answer)
+    while isinstance(step, Segment):
+        step = next_step(steps, None)
+    return step
+
+
+def _window(spectra: Spectra, seek: int, frames: int) -> Spectra:
+    return spectra[:, seek : seek + frames]
+
+
+def cut(token_ids: Sequence[int], first_time: int, size: int) -> tuple[list[Span], int]:
+    """Cut the transcript of a window at its pairs of times.
+
+    Args:
+        token_ids: with times.
+        first_time: the token of second 0.
+        size: spectra of the window.
+
+    Returns:
+        First and last spectrum and tokens of each segment, and the spectrum at which the next window begins:
+        where the last complete segment ended, or at the end of the window.
+    """
+
+    def place(token: int) -> int:
+        return (token - first_time) * _STRIDE
+
+    timed = [token >= first_time for token in token_ids]
+    ends = [i for i in range(1, len(timed)) if timed[i - 1] and timed[i]]
+    closed = timed[-2:] == [False, True]  # nothing is said behind the last time
+    if not ends:
+        times = [token for token in token_ids if token >= first_time]
+        last = place(times[-1]) if times and times[-1] != first_time else size
+        return [(place(token_ids[0]) if timed[:1] == [True] else 0, last, token_ids)], size
+    spans, begin = list[Span](), 0
+    for end in [*ends, *([len(token_ids)] if closed else [])]:
+        part = token_ids[begin:end]
+        spans.append((place(part[0]), place(part[-1]), part))
+        begin = end
+    return spans, size if closed else place(token_ids[begin - 1])

@@ -1,0 +1,53 @@
+"""Open ``audio.onnx`` of a package: what turns sound into rows for the decoder's cross-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...contract import AUDIO_FEATURES, AUDIO_STATES
+from ...errors import ProviderRuntimeError
+from ...exporter.audio_processor import AUDIO_PROCESSOR_FILE, read_audio_processor
+from ...exporter.config import read_generation_config
+from ...exporter.package import AUDIO_FILE
+from ...providers import get_provider
+from ...providers.base import RunnerConfig
+from ..audio.encoding import AudioEncoder
+from ..process.threads import at_lower_priority
+from .model_source import SourceModel
+from .tower_graph import tower_graph
+
+
+def open_hearing(
+    source: SourceModel, provider: str, config: RunnerConfig
+) -> tuple[AudioEncoder, Mapping[str, Any]]:
+    """Return what turns sound into rows, and the content of generation_config.json.
+
+    Args:
+        source: a model that hears.
+        provider: the provider that runs its decoder, and will run its encoder.
+        config: options of the runner.
+
+    Raises:
+        PackageError: the package is damaged.
+        CheckpointError: as ``sight_folder``.
+        UnsupportedModelError: as ``sight_folder``.
+    """
+    folder, target = source.sight_folder(), get_provider(provider)
+    processor = read_audio_processor(folder / AUDIO_PROCESSOR_FILE)
+    graph = tower_graph(folder / AUDIO_FILE, target, config)
+    # Its threads have the priority of the one that opens it.
+    session: Any = at_lower_priority(lambda: target.session(graph, config))
+
+    def run(features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        try:
+            # Requests that decode meanwhile go first.
+            states = at_lower_priority(lambda: session.run([AUDIO_STATES], {AUDIO_FEATURES: features})[0])
+        except Exception as error:  # onnxruntime raises errors of many types
+            raise ProviderRuntimeError(f"{AUDIO_FILE} failed: {error}") from error
+        return np.asarray(states, np.float32)
+
+    return AudioEncoder(processor, run), read_generation_config(source.folder)
