@@ -129,7 +129,7 @@ def find_mixture(split: ir.Node) -> Mixture | str | None:
     if len(experts) < len(found):
         return next(reason for reason in found if isinstance(reason, str))
     mix = _mixing_product([expert.down.output for expert in experts])
-    spread = _made_by(mix.inputs[0], "Unsqueeze") if mix is not None else None
+    spread = _behind(mix.inputs[0], "Unsqueeze") if mix is not None else None
     weights = spread.inputs[0] if spread is not None else None
     if mix is None or weights is None:
         return "its experts' results are not sorted back and weighted as in the canonical form"

@@ -289,7 +289,7 @@ int main(int, char** arguments) {
     read_call(&call);
     const OrtCustomOp* op = nullptr;
     for (const OrtCustomOp* each : options.domain->operators)
-      if (call.name == each->GetName(each)) op = each;
+      if (call.name == each->GetName(each) && each->GetExecutionProviderType(each) == nullptr) op = each;
     OrtKernelContext context;
     OrtStatus* status = op == nullptr ? fail("there is no operator " + call.name) : run_call(op, call, &context);
     write_number(status != nullptr);

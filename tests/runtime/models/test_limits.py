@@ -72,7 +72,7 @@ def test_budgets_must_fit_into_memory() -> None:
         ({"num_threads": True}, "num_threads must be an integer of at least 0, not True"),
         ({"max_slots": 10**7}, "max_slots 10000000 x"),
         ({"max_slots": "4"}, "max_slots must be an integer of at least 1, not '4'"),
-        ({"context_length": 0}, "context_length must be an integer of at least 1, or None, not 0"),
+        ({"context_length": 0}, "context_length must be a number of tokens, at least 1, or None, not 0"),
         ({"context_length": 10**14}, r"context_length 100000000000000 is not in \[1, "),
         ({"max_step_slowdown": float("nan")}, "max_step_slowdown must be a number of at least 1, not nan"),
         ({"kv_bytes": 10**12}, r"kv_bytes 1 TB is more than the 1 GB"),

@@ -43,7 +43,7 @@ def test_what_cannot_be_cut_is_refused(options: dict[str, Any], error: str) -> N
 
 def test_more_stages_than_layers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    with pytest.raises(UsageError, match="has 3 layers, which cannot be cut into 4 stages"):
+    with pytest.raises(UsageError, match="has 3 layers with KV, which cannot be cut into 4 stages"):
         load_model("draft", pipeline="local", pipeline_stages=4, max_slots=2)
 
 

@@ -129,8 +129,8 @@ def test_int8_needs_scales(quantized: Path) -> None:
 
 
 def test_modes_are_checked() -> None:
-    with pytest.raises(UsageError, match="must be one of auto, int8, bfloat16, float32, found 'fp8'"):
-        SlotOptions(context_length=CONTEXT, kv_cache="fp8")
+    with pytest.raises(UsageError, match="must be one of auto, int8, fp8, bfloat16, float32, found 'fp4'"):
+        SlotOptions(context_length=CONTEXT, kv_cache="fp4")
 
 
 def test_keys_and_values_are_rounded_to_their_channels_levels() -> None:

@@ -106,10 +106,12 @@ def test_openais_client_transcribes_translates_and_streams(checkpoint: Path, exp
     openai = pytest.importorskip("openai")
 
     async def scenario() -> None:
-        async with served(checkpoint) as service:
-            client = openai.AsyncOpenAI(
+        async with (
+            served(checkpoint) as service,
+            openai.AsyncOpenAI(
                 base_url=f"{service.client.base_url}/v1", api_key="none", max_retries=0
-            )
+            ) as client,
+        ):
             audio, file = client.audio, ("sound.wav", wav(SOUND))
             found = await audio.transcriptions.create(model="toy", file=file, language="en")
             assert found.text == expected.text
