@@ -225,6 +225,10 @@ def test_a_bias_that_the_family_has_not_is_refused_also_beside_a_tied_weight(
         ({"rms_norm_eps": float("nan")}, "'rms_norm_eps' must be a finite number, found nan"),
         ({"rms_norm_eps": -1}, "'rms_norm_eps' must be a number in [0, 1], found -1"),
         ({"rope_parameters": {"rope_theta": 0}}, "'rope_theta' must be a number in [1, 1e+15], found 0"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0, "factor": 2.0}},
+            "'rope_theta' must exceed 1 with YaRN",
+        ),
         ({"rope_parameters": [1]}, "'rope_parameters' must be an object, found [1]"),
         ({"head_dim": 7, "hidden_size": 28}, "a rotary embedding has 7 of 7 dimensions"),
         ({"hidden_act": ["silu"]}, "'hidden_act' must be a name"),
