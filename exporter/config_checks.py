@@ -207,7 +207,9 @@ def _check_rope(rope: RopeConfig, head_dim: int) -> None:
         )
     _number("rope_theta", rope.theta, 1, 1e15)
     if rope.rope_type == "yarn" and rope.theta == 1:
-        raise CheckpointError("config.json: 'rope_theta' must exceed 1 with YaRN, which divides by its logarithm")
+        raise CheckpointError(
+            "config.json: 'rope_theta' must exceed 1 with YaRN, which divides by its logarithm"
+        )
     _number(
         "original_max_position_embeddings",
         rope.original_max_position_embeddings,
