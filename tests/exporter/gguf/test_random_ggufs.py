@@ -23,7 +23,7 @@ from fuzzing import new_seeds, seeds
 from random_ggufs import Floats, LlamaCpp, RandomFile, draw, prompt, shown
 from roundings import ulps_away, with_half_gelu
 
-from carryall.errors import CarryallError, CheckpointError, UnsupportedModelError
+from carryall.errors import CarryallError, CheckpointError, UnsupportedModelError, WeightWarning
 from carryall.exporter.export import export_package
 
 # Of the deviation of the logits, the largest difference. Scores of attention may reach hundreds, and the last
@@ -61,10 +61,13 @@ def deviates(file: RandomFile) -> bool:
 
 
 def exported(file: Path) -> onnx.ModelProto | str:
-    """Return the graph with GELU as llama.cpp rounds it, or the message of the error."""
+    """Return the graph with GELU as llama.cpp rounds it, or the message of the error.
+
+    Tensors that the keys leave unused are a warning, which is an error here; llama.cpp refuses such files.
+    """
     try:
         package = export_package(file, file.with_suffix(""))
-    except CarryallError as error:
+    except (CarryallError, WeightWarning) as error:
         return str(error)
     return with_half_gelu(onnx.load(str(package.model_path)))
 
