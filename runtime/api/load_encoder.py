@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelNotFoundError, UsageError
 from ...exporter.config import CONFIG_FILE, read_config
+from ...exporter.ctranslate2 import is_ctranslate2
 from ...exporter.encoders.modules import MODULES_FILE, side_files
 from ...exporter.encoders.names import classifies_tokens, is_classifier, is_encoder
 from ...exporter.package import Package, fingerprint
@@ -88,7 +89,7 @@ def is_encoder_folder(folder: Path) -> bool:
     """
     if Package.is_package(folder):
         return (folder / CONFIG_FILE).is_file() and is_encoder(read_config(folder))
-    if not (folder / TOKENIZER_FILE).is_file():
+    if not (folder / TOKENIZER_FILE).is_file() or is_ctranslate2(folder):
         return False
     exports = [*folder.glob("*.onnx"), *(folder / "onnx").glob("*.onnx")]
     if (folder / MODULES_FILE).is_file() and exports:

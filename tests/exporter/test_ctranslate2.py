@@ -17,6 +17,7 @@ from tiny_whisper import CONFIG, GENERATION, tensors, write_whisper
 
 from carryall.errors import CarryallError, CheckpointError, ModelNotFoundError, UnsupportedModelError
 from carryall.exporter.ctranslate2 import is_ctranslate2, write_checkpoint
+from carryall.runtime.api.load_encoder import encoder_folder
 from carryall.runtime.models.find import find_model
 
 Array = npt.NDArray[Any]
@@ -145,6 +146,7 @@ def test_levels_of_8_bits_have_a_scale_for_each_row(tmp_path: Path) -> None:
 
 def test_a_folder_is_a_model(tmp_path: Path) -> None:
     source = write_folder(tmp_path / "whisper-tiny", variables(tensors(CONFIG, SEED)))
+    assert encoder_folder(source) is None  # which serve and batch jobs ask first
     found = find_model(str(source))
     assert found.name == "whisper-tiny"
     assert (found / "model.safetensors").is_file()
