@@ -12,6 +12,7 @@ from dataclasses import replace as changed
 import numpy as np
 import onnx_ir as ir
 
+from ....contract import is_past_encoder
 from ...analysis.attention_values import MaskKind, Meaning, Proposal, mask_candidates, meaning
 from ...analysis.cache_owner import owner_of
 from ...analysis.decoder_inputs import LOWEST
@@ -228,8 +229,11 @@ def _around_attention(node: ir.Node) -> list[Proposal] | str:
         return "it has more than one output"
     if owner_of(node) is not None:
         return "its keys and values are those of another layer"
+    cache = _appended(_source(key))
+    if cache is not None and is_past_encoder(cache[0].name):
+        return "its keys and values are those of an encoder's rows, which come once"
     causal = bool(int_attribute(node, "is_causal", 0))
-    if causal and (_appended(_source(key)) is not None or mask is not None):
+    if causal and (cache is not None or mask is not None):
         return "it has is_causal together with a mask or a cache appended outside of it"
     masks = () if mask is None else (mask,)
     return [Proposal(query, _source(key), _source(value), masks, node.outputs[0], causal)]

@@ -29,6 +29,7 @@ from whisper_golden import PATH, SEED, sounds
 
 from carryall.errors import CarryallError, PackageError, ProviderRuntimeError, RequestError, UsageError
 from carryall.exporter.audio_processor import AudioProcessor
+from carryall.exporter.export import export_package
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.audio.encoding import AudioEncoder
 from carryall.runtime.audio.speech_tokens import SpeechTokens
@@ -373,3 +374,14 @@ def test_wrong_values_are_errors_of_carryall_and_the_model_goes_on(checkpoint: P
         assert llm.transcribe(samples) == expected
         assert llm.transcribe_several([samples, samples]) == [expected, expected]
         assert llm.transcribe_several([]) == []
+
+
+@pytest.mark.long
+def test_a_package_writes_down_what_its_checkpoint_does(checkpoint: Path, tmp_path: Path) -> None:
+    options = {"language": "en", "temperature": 0.0}
+    written = []
+    for model in (checkpoint, export_package(checkpoint, tmp_path / "package").path):
+        with LLM(model) as llm:
+            written.append(llm.transcribe(sounds()[0], **options))
+    assert written[0] == written[1]
+    assert written[0].segments
