@@ -23,7 +23,7 @@ from ..storage.stored_tensor import StoredStack, StoredTensor
 from ..storage.writing import writing
 from . import vision
 from .audio_processor import AudioProcessor, audio_module, audio_processor, hears
-from .config import CONFIG_FILE, RawConfig, context_lengths, read_config
+from .config import CONFIG_FILE, RawConfig, context_lengths, module_name, read_config
 from .config_checks import check_layer_count
 from .decoder import Decoder
 from .draft_heads import draft_head_model
@@ -136,7 +136,7 @@ def sight(
     processor: ImageProcessor | AudioProcessor
     if has_tower(raw):
         processor, file = image_processor(source, raw), VISION_FILE
-        module: Any = importlib.import_module(f"{vision.__name__}.{raw['model_type']}")
+        module: Any = importlib.import_module(f"{vision.__name__}.{module_name(raw['model_type'])}")
         model = module.vision_model(raw, Checkpoint(source, tensors))
     elif hears(raw):
         processor, file = audio_processor(source, raw), AUDIO_FILE
@@ -178,7 +178,7 @@ def export_package(
         text_only: leave out what a model sees pictures with.
 
     Raises:
-        UsageError: ``text_only`` for a model that writes down sound.
+        UsageError: ``text_only`` for a model that writes down sound or pictures.
         OutputExistsError: ``out`` is not empty.
         UnsupportedModelError: see ``export_model``.
         CheckpointError: see ``export_model``, or the tokenizer is missing or damaged.
@@ -188,9 +188,10 @@ def export_package(
     with opened(source, raw) as (folder, tensors, stored):
         config = check_paths(folder, out) if raw is None else raw
         check_tokenizer(folder)
-        if text_only and hears(config):
+        if text_only and normalised_config(config).encoder_width:
             raise UsageError(
-                f"{source} writes down sound; without its encoder it writes nothing: omit text_only"
+                f"{source} writes down what its encoder hears or sees; without it, it writes nothing: omit "
+                "text_only"
             )
         seen = None if text_only else sight(folder, config, tensors)
         if build is None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ..errors import CheckpointError, UnsupportedModelError
 from . import models
-from .config import DecoderConfig, RawConfig
+from .config import DecoderConfig, RawConfig, module_name
 from .config_checks import check_config, check_options
 from .decoder import Decoder
 
@@ -36,12 +36,13 @@ def family(model_type: str) -> Family:
     Raises:
         UnsupportedModelError: no module exists for ``model_type``.
     """
-    if model_type not in families():
+    name = module_name(model_type)
+    if name not in families():
         raise UnsupportedModelError(
             f"model_type '{model_type}' has no exporter; supported: {', '.join(families())}. "
             "Other models can be traced: carryall export SRC DST --via optimum"
         )
-    return cast(Family, importlib.import_module(f"{models.__name__}.{model_type}"))
+    return cast(Family, importlib.import_module(f"{models.__name__}.{name}"))
 
 
 def normalised_config(raw: RawConfig) -> DecoderConfig:

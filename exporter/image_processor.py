@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from ..errors import CheckpointError, PackageError, UnsupportedModelError
 from ..storage.writing import writing
-from .config import RawConfig, read_json
+from .config import RawConfig, module_name, read_json
 
 IMAGE_PROCESSOR_FILE = "image_processor.json"
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
@@ -161,7 +161,8 @@ class TileProcessor(ImageProcessor):
 
 def has_tower(raw: RawConfig) -> bool:
     """Return whether a config.json describes a model whose pictures can be exported, in ``vision/``."""
-    return raw.get("model_type") in _families() and bool(raw.get("vision_config"))
+    known = module_name(raw.get("model_type")) in _families()
+    return known and bool(raw.get("vision_config") or raw.get("encoder"))
 
 
 def read_image_processor(path: Path) -> ImageProcessor:
@@ -218,7 +219,7 @@ def image_processor(folder: Path, raw: RawConfig) -> ImageProcessor:
     path, stored = settings
     # As in transformers, null stands for a default.
     content = {key: value for key, value in stored.items() if value is not None}
-    module = importlib.import_module(f"{_VISION}.{raw['model_type']}")
+    module = importlib.import_module(f"{_VISION}.{module_name(raw['model_type'])}")
     try:
         processor = cast(ImageProcessor, module.image_processor(content, folder, raw))
         processor.check()
@@ -267,12 +268,18 @@ def check_processor(
     Raises:
         UnsupportedModelError: it is another one, or leaves out a step.
     """
-    name = str(content.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
+    name = processor_name(content)
     if name not in names:
         raise UnsupportedModelError(f"the processor '{name}' is not supported; supported: {', '.join(names)}")
     for step in steps:
         if content.get(step, True) is not True:
             raise UnsupportedModelError(f"'{step}': {content[step]!r} is not supported; supported: true")
+
+
+def processor_name(content: Mapping[str, Any]) -> str:
+    """Return the class that preprocessor_config.json names, whatever library it resizes with."""
+    name = content.get("image_processor_type", content.get("feature_extractor_type", ""))
+    return str(name).removesuffix("Fast").removesuffix("Pil")
 
 
 def levels(

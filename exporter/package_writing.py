@@ -30,6 +30,7 @@ from .config import (
     context_lengths,
     read_config,
     read_generation_config,
+    stated_token,
     states_length,
 )
 from .package import (
@@ -226,8 +227,8 @@ def _make_record(
 
 def _read_bos_eos(folder: Path, config: RawConfig) -> tuple[int | None, tuple[int, ...]]:
     """Return the BOS token and the EOS tokens of generation_config.json, else of config.json."""
-    tokens = {**config, **read_generation_config(folder)}
-    bos, eos = tokens.get("bos_token_id"), tokens.get("eos_token_id")
+    generation = read_generation_config(folder)
+    bos, eos = (stated_token(config, generation, f"{name}_token_id") for name in ("bos", "eos"))
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     for name, token in (("bos_token_id", bos), *(("eos_token_id", end) for end in ends)):
         if not is_token(token) and not (name == "bos_token_id" and token is None):

@@ -72,6 +72,9 @@ class RunCommand(SectionedCommand):
         return rest
 
 
+_NO_PROMPT = "--raw, --tools and --json need a prompt: carryall run MODEL PROMPT"
+
+
 @click.command("run", cls=RunCommand)
 @config_options(
     without=(
@@ -122,6 +125,7 @@ def command(
         carryall run qwen3 "A user, please." --json-schema @user.json
         carryall run smolvlm "Read the form." --image form.png
         carryall run whisper-base --audio talk.mp3 --language de
+        carryall run ./trocr-base-printed --image line.png
         cat question.txt | carryall run qwen3 - --json -n 3 --seed 1
         carryall run qwen3 "Hello" --provider openvino --provider-option inference_precision=bf16
         carryall run qwen3 "Hello" --split cpu:0-11,openvino:12-27
@@ -136,8 +140,8 @@ def command(
     if not audio and (translate or language is not None):
         raise UsageError("--language and --translate need a recording: --audio FILE")
     shown: tuple[Shown, ...] = (*images, *videos)
-    if prompt is None and not audio and (raw or tools is not None or as_json):
-        raise UsageError("--raw, --tools and --json need a prompt: carryall run MODEL PROMPT")
+    if prompt is None and not audio and (raw or tools is not None or (as_json and not images)):
+        raise UsageError(_NO_PROMPT)
     lora = generation.only_lora(chosen.model)
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     if audio:
@@ -148,11 +152,14 @@ def command(
             write_down(llm, loaded.name, audio, {**given, "task": task}, as_json=as_json)
         return
     params = sampling_params(loaded, sampling)
-    if prompt is None:
+    alone = bool(images) and loaded.runner.info.encoder_width > 0  # its pictures are all that it reads
+    if prompt is None and not alone:
+        if as_json:
+            raise UsageError(_NO_PROMPT)
         _talk(loaded, chosen, params, lora, shown)
         return
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text:
+    text = sys.stdin.read() if prompt == "-" else prompt or ""
+    if not text and not alone:
         raise UsageError("the prompt is empty")
     written: Prompt = text
     if not raw and (chat or shown or tools is not None or loaded.chat_template.names):

@@ -2,7 +2,7 @@
 
 from .context import TRAINED_LENGTHS, context_lengths, states_length
 from .decoder import SCORES, decoder_config, layer_windows, rope_config, ropes_of_types
-from .files import CONFIG_FILE, GENERATION_FILE, read_config, read_generation_config, read_json
+from .files import CONFIG_FILE, GENERATION_FILE, read_config, read_generation_config, read_json, stated_token
 from .types import (
     DecoderConfig,
     ExpertsConfig,
@@ -18,8 +18,10 @@ from .values import (
     MAX_LAYERS,
     MAX_POSITIONS,
     RawConfig,
+    decoder_values,
     integer,
     mapping,
+    module_name,
     number,
     text_config,
     with_defaults,
@@ -44,15 +46,18 @@ __all__ = [
     "StateConfig",
     "context_lengths",
     "decoder_config",
+    "decoder_values",
     "integer",
     "layer_windows",
     "mapping",
+    "module_name",
     "number",
     "read_config",
     "read_generation_config",
     "read_json",
     "rope_config",
     "ropes_of_types",
+    "stated_token",
     "states_length",
     "text_config",
     "with_defaults",

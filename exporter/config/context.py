@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from ...errors import CheckpointError
-from .values import LENGTH_KEYS, MAX_POSITIONS, RawConfig, integer, mapping, number, with_defaults
+from .values import (
+    LENGTH_KEYS,
+    MAX_POSITIONS,
+    RawConfig,
+    decoder_values,
+    integer,
+    mapping,
+    number,
+    with_defaults,
+)
 
 # Of families whose published or newly written files state none: the tokens of a sequence in their training.
-TRAINED_LENGTHS = {"bloom": 2048, "falcon": 2048}
+TRAINED_LENGTHS = {"bloom": 2048, "falcon": 2048, "trocr": 512}
 
 
 def states_length(raw: RawConfig) -> bool:
     """Whether config.json states the context length, or its family has one."""
-    text = mapping(raw, "text_config") or raw
-    return raw.get("model_type") in TRAINED_LENGTHS or any(text.get(key) is not None for key in LENGTH_KEYS)
+    text = decoder_values(raw)
+    return text.get("model_type") in TRAINED_LENGTHS or any(text.get(key) is not None for key in LENGTH_KEYS)
 
 
 def context_lengths(raw: RawConfig) -> tuple[int, int]:
@@ -24,9 +33,9 @@ def context_lengths(raw: RawConfig) -> tuple[int, int]:
     Raises:
         CheckpointError: a length is missing or out of range.
     """
-    text = with_defaults(mapping(raw, "text_config") or raw)
+    text = with_defaults(decoder_values(raw))
     key = next((key for key in LENGTH_KEYS if text.get(key) is not None), LENGTH_KEYS[0])
-    longest = integer(text, key, TRAINED_LENGTHS.get(str(raw.get("model_type"))))
+    longest = integer(text, key, TRAINED_LENGTHS.get(str(text.get("model_type"))))
     rope = mapping(text, "rope_parameters", "rope_scaling")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     original = integer(

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import CheckpointError, ModelNotFoundError
 from ...storage.texts import read_text
 from .genai import GENAI_FILE, checkpoint_config, generation_config
+from .values import RawConfig, mapping
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
 
@@ -58,3 +59,18 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     if not path.is_file() and genai.is_file():
         return generation_config(read_json(genai), genai)
     return read_json(path) if path.is_file() else {}
+
+
+def stated_token(raw: RawConfig, generation: RawConfig, name: str) -> Any:
+    """Return a value of generation_config.json, else of config.json, else of its decoder's part; else None.
+
+    Args:
+        raw: the content of config.json.
+        generation: that of generation_config.json.
+        name: such as ``eos_token_id``.
+
+    Raises:
+        CheckpointError: the decoder's part is not an object.
+    """
+    parts = (generation, raw, mapping(raw, "decoder"))
+    return next((part[name] for part in parts if part.get(name) is not None), None)

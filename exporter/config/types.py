@@ -186,6 +186,8 @@ class DecoderConfig:
         ropes: per layer, its rotary embedding; None for none.
         experts: per layer, its mixture of experts; None for one feed-forward layer.
         embedding_scale: factor of the embeddings.
+        embedding_norm: whether LayerNormalization follows the embeddings and positions.
+        sinusoid_start: the place of the first token among sinusoidal positions; None for other positions.
         residual_scale: factor of the output of attention and of the feed-forward layer.
         logits_scale: factor of the logits.
         parallel_residual: whether attention and the feed-forward layer read the same residual sum.
@@ -240,6 +242,8 @@ class DecoderConfig:
     ropes: tuple[RopeConfig | None, ...]
     experts: tuple[ExpertsConfig | None, ...]
     embedding_scale: float = 1.0
+    embedding_norm: bool = False
+    sinusoid_start: int | None = None
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     parallel_residual: bool = False

@@ -62,6 +62,20 @@ def mapping(raw: RawConfig, *keys: str) -> RawConfig:
     return {}
 
 
+def module_name(model_type: object) -> str:
+    """Return the name of the module of a family: that of the model type, without hyphens."""
+    return str(model_type).replace("-", "_")
+
+
+def decoder_values(raw: RawConfig) -> RawConfig:
+    """Return what config.json says of the decoder: of a model of several parts one of them, else all.
+
+    Raises:
+        CheckpointError: that part is not an object.
+    """
+    return mapping(raw, "text_config", "decoder") or raw
+
+
 def text_config(raw: RawConfig, family: str) -> RawConfig:
     """Return the decoder's part of a multimodal config.json, of ``family`` where it names none.
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ...contract import CONTEXT_LENGTH, LOGITS
 from ...errors import CheckpointError, UnsupportedModelError, WeightWarning
 from ...storage.stored_tensor import StoredTensor
-from ..config import MAX_LAYERS, MAX_POSITIONS, RawConfig, read_config
+from ..config import MAX_LAYERS, MAX_POSITIONS, RawConfig, module_name, read_config
 from ..weights import Checkpoint
 from . import families
 from .encoder import EncoderConfig, EncoderWriter
@@ -51,8 +51,7 @@ class EncoderFamily(Protocol):
 
 def encoder_family(model_type: str) -> EncoderFamily:
     """Return the module of a family of ``encoder_families``."""
-    name = model_type.replace("-", "_")
-    return cast(EncoderFamily, importlib.import_module(f"{families.__name__}.{name}"))
+    return cast(EncoderFamily, importlib.import_module(f"{families.__name__}.{module_name(model_type)}"))
 
 
 def export_encoder(

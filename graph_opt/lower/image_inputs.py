@@ -25,6 +25,7 @@ import onnx_ir as ir
 from ...contract import (
     AHEAD_WINDOWS,
     DEEP_STATES,
+    ENCODER_STATES,
     IMAGE_AHEAD,
     IMAGE_PAD,
     IMAGE_ROWS,
@@ -64,7 +65,9 @@ class ImageInputsPass(GraphPass):
         self._pad: int | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph, with known shapes."""
+        """Rewrite the main graph, with known shapes; not one that attends to an encoder's rows."""
+        if find_input(model.graph, ENCODER_STATES) is not None:
+            return ir.passes.PassResult(model, False)
         ShapeInferencePass()(model)
         self._axes = json.loads(model.metadata_props.get(ROPE_AXES, "[]"))
         self._deep = json.loads(model.metadata_props.get(DEEP_STATES, "[]"))

@@ -41,6 +41,7 @@ class ChatPrompt:
         new_parser: returns a parser of an answer; None if all of it is content.
         frame: what is around a structured output, or which calls the answer must hold.
         images: its pictures; None for none.
+        encoder: what the encoder of the model made of its picture; None without an encoder.
         resumption: lengths at which later prompts may leave it, as ``Request`` takes them.
     """
 
@@ -48,6 +49,7 @@ class ChatPrompt:
     new_parser: Callable[[], MessageParser | None]
     frame: AnswerFrame | None = None
     images: PromptImages | None = None
+    encoder: EncoderOutput | None = None
     resumption: tuple[int, ...] = ()
 
 
@@ -107,7 +109,7 @@ def images_of(prompt: Prompt) -> PromptImages | None:
 
 def encoder_of(prompt: Prompt) -> EncoderOutput | None:
     """Return what the encoder made of the sound or picture of a prompt; None for none."""
-    return prompt.encoder if isinstance(prompt, EncodedPrompt) else None
+    return prompt.encoder if isinstance(prompt, ChatPrompt | EncodedPrompt) else None
 
 
 def plain_prompt(prompt: Prompt) -> str | Sequence[int] | ChatPrompt | PooledPrompt | EncodedPrompt:

@@ -250,6 +250,8 @@ class RequestFactory:
             RequestError: a picture is damaged, too large or not supported, or the model reads text only.
         """
         check_variables(variables, _RENDERING)
+        if self._model.runner.info.encoder_width:
+            return self._seen_prompt(messages, image_salt, tools)
         template = self._model.chat_template
         messages, pictures = self.sight.take(messages, image_salt)
         if isinstance(messages, Sized):
@@ -304,6 +306,23 @@ class RequestFactory:
             return dataclasses.replace(prompt, resumption=lengths)
         self.token_ids(prompt)  # a prompt that is too long is refused before its pictures are computed
         return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures, image_salt))
+
+    def _seen_prompt(
+        self, messages: Sequence[Message], salt: str, tools: Sequence[Mapping[str, Any]] | None
+    ) -> ChatPrompt:
+        """Return the prompt of a model that writes down what its encoder sees: the token that begins.
+
+        Raises:
+            RequestError: see ``Sight.encoded``; or there are tools, or the checkpoint states no such token.
+        """
+        if tools:
+            raise RequestError("this model writes down pictures and calls no tools; leave them out")
+        if (start := self._model.defaults.start_token_id) is None:
+            raise RequestError(
+                "neither generation_config.json nor config.json states the 'decoder_start_token_id' with "
+                "which this model begins; add it"
+            )
+        return ChatPrompt([start], lambda: None, encoder=self.sight.encoded(messages, salt))
 
     def _marked(
         self,

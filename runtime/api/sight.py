@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from ...errors import ChatTemplateError, RequestError
 from ...options import shown
+from ...providers.base import EncoderOutput
 from ..engine.requests.prompt_images import PromptImages
 from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
@@ -125,6 +127,33 @@ class Sight:
         usage = [PictureUsage(width, height, count) for (height, width), count in sizes]
         return PromptImages.of(token_ids, tokens, states, places, usage)
 
+    def encoded(self, messages: Sequence[Message], salt: str = "") -> EncoderOutput:
+        """Return the rows of the one picture of a conversation, for a decoder that attends to them.
+
+        Args:
+            messages: as for ``take``.
+            salt: as for ``images``.
+
+        Raises:
+            RequestError: see ``take``; or there is a text, which such a model does not read, no picture, or
+                more than one.
+            ProviderRuntimeError: the computation failed.
+        """
+        if not isinstance(messages, Sequence) or any(map(_has_text, messages)):
+            raise RequestError(
+                "this model writes down what its encoder hears or sees, and reads no text; send a message "
+                "with one picture and no text"
+            )
+        _, pictures = self.take(messages, salt)
+        if len(pictures) != 1:
+            raise RequestError(
+                f"this model writes down one picture of a line, not {len(pictures)}; send each in a request "
+                "of its own, and of a PDF file one 'page'"
+            )
+        key = hashlib.blake2b(f"{len(salt)} {salt}".encode(), digest_size=32)
+        key.update(pictures[0].key)
+        return EncoderOutput(key.digest(), self._encoder.states(pictures[0], salt))
+
 
 def _check_parts(messages: Any) -> None:
     """Raise RequestError for a part that is not read: a template leaves it out, or writes an empty place."""
@@ -167,6 +196,13 @@ def is_video(part: Any) -> bool:
 def _has_pictures(message: Any) -> bool:
     content = message.get("content") if isinstance(message, Mapping) else None
     return isinstance(content, list | tuple) and any(is_picture(part) or is_video(part) for part in content)
+
+
+def _has_text(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else message
+    parts = content if isinstance(content, list | tuple) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return any(isinstance(text, str) and text.strip() for text in texts)
 
 
 def _video(part: Mapping[str, Any]) -> Video:

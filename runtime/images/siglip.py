@@ -15,11 +15,15 @@ from .units import Prepared, UnitInputs, Values, normalized, square_patches
 
 def prepare(processor: Processor, pixels: Pixels) -> Prepared:
     """Return a picture in the size of a tile, whatever its aspect ratio."""
+    return Prepared([squared(pixels, processor.tile, processor.resample)], "")
+
+
+def squared(pixels: Pixels, edge: int, resample: int) -> Values:
+    """Return a picture as a square, uint8 [edge, edge, 3]."""
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    image = image.resize((processor.tile, processor.tile), Image.Resampling(processor.resample))
-    return Prepared([np.array(image, np.uint8)], "")
+    return np.array(image.resize((edge, edge), Image.Resampling(resample)), np.uint8)
 
 
 def inputs(processor: Processor, unit: Values) -> UnitInputs:

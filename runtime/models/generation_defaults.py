@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, PackageError
-from ...exporter.config import read_generation_config
+from ...exporter.config import read_generation_config, stated_token
 from ..types.sampling_params import SamplingParams
 
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -24,11 +24,13 @@ class GenerationDefaults:
         end_token_ids: tokens that end an output.
         sampling: the options of ``SamplingParams`` that the checkpoint sets.
         says_how: whether the checkpoint says how to sample, even if by the values of ``SamplingParams``.
+        start_token_id: with which a decoder begins that reads its encoder's rows alone; None if not stated.
     """
 
     end_token_ids: frozenset[int] = frozenset()
     sampling: dict[str, Any] = field(default_factory=dict)
     says_how: bool = False
+    start_token_id: int | None = None
 
     @classmethod
     def from_folder(cls, folder: Path, config: Callable[[], Mapping[str, Any]]) -> GenerationDefaults:
@@ -46,11 +48,12 @@ class GenerationDefaults:
             generation = read_generation_config(folder)
         except CheckpointError as error:
             raise PackageError(str(error)) from error
-        end = generation.get("eos_token_id")
-        if end is None:
-            end = config().get("eos_token_id")
+        raw = config()
+        end = stated_token(raw, generation, "eos_token_id")
+        starts = (stated_token(raw, generation, f"{name}_token_id") for name in ("decoder_start", "bos"))
         says_how = any(generation.get(name) is not None for name in ("do_sample", *_OPTIONS))
-        return cls(_token_ids(end, folder), _sampling(generation), says_how)
+        start = next((token for token in starts if type(token) is int), None)
+        return cls(_token_ids(end, folder), _sampling(generation), says_how, start)
 
     @property
     def served(self) -> dict[str, Any]:

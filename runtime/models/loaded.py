@@ -83,6 +83,17 @@ class LoadedModel:
     device_memory: Callable[[], list[DeviceMemory]] = list
     summary: Callable[[], ModelSummary | None] = lambda: None
 
+    @property
+    def hears(self) -> bool:
+        """Whether it writes down sound."""
+        return self.open_hearing is not hears_nothing
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether it takes pictures as it was loaded, in its prompt or by its encoder."""
+        info = self.runner.info
+        return info.image_width > 0 or (info.encoder_width > 0 and self.open_sight is not reads_text)
+
     def close(self) -> None:
         """Close the runner and the proposer; not needed if an engine closes them."""
         self.runner.close()

@@ -315,17 +315,17 @@ def _opened(
     loaded.device_memory = functools.partial(device_memory, provider, config)
     loaded.summary = lambda: source.summary
     if source.sees:
-        loaded.open_sight = functools.partial(_sight, source, provider, config, runner.info.image_width)
+        loaded.open_sight = functools.partial(_sight, source, provider, config, runner.info)
     if source.hears:
         loaded.open_hearing = functools.partial(_hearing, source, provider, config)
     loaded.open_encoder = functools.partial(_encoder, source, provider, config, asked, progress)
     return loaded
 
 
-def _sight(source: SourceModel, provider: str, config: RunnerConfig, width: int) -> ImageEncoder:
+def _sight(source: SourceModel, provider: str, config: RunnerConfig, info: RunnerInfo) -> ImageEncoder:
     from .sight import open_sight  # not at the start of models without pictures: it imports graphs
 
-    return open_sight(source, provider, config, width)
+    return open_sight(source, provider, config, info)
 
 
 def _hearing(

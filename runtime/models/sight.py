@@ -17,21 +17,21 @@ from ...exporter.package import VISION_FILE
 from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
 from ...graph_opt.quantize.algorithms.rotation import Rotation
 from ...providers import get_provider
-from ...providers.base import RunnerConfig
+from ...providers.base import RunnerConfig, RunnerInfo
 from ..images.encoding import ImageEncoder, States
 from ..process.threads import at_lower_priority
 from .model_source import SourceModel
 from .tower_graph import tower_graph
 
 
-def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: int) -> ImageEncoder:
-    """Return what turns pictures into rows of the decoder's input.
+def open_sight(source: SourceModel, provider: str, config: RunnerConfig, info: RunnerInfo) -> ImageEncoder:
+    """Return what turns pictures into rows of the decoder's input, or into those that it attends to.
 
     Args:
         source: a model that sees.
         provider: the provider that runs its decoder, and will run its tower.
         config: options of the runner.
-        width: ``RunnerInfo.image_width`` of the decoder's runner.
+        info: of the decoder's runner.
 
     Raises:
         RequestError: the decoder runs without the inputs for pictures.
@@ -39,6 +39,7 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: 
         CheckpointError: as ``sight_folder``.
         UnsupportedModelError: as ``sight_folder``.
     """
+    width = info.image_width or info.encoder_width
     if not width:
         raise RequestError(
             f"{source.name} reads pictures, but not as it was loaded here: with provider '{provider}'"
@@ -46,7 +47,7 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, width: 
         )
     folder = source.sight_folder()
     # Quantization may have rotated the stream that the rows enter in place of embeddings.
-    rotated = LayerChanges.of(source.graph.graph).rotates_stream
+    rotated = info.image_width > 0 and LayerChanges.of(source.graph.graph).rotates_stream
     parts = 1 + len(json.loads(source.graph.metadata_props.get(DEEP_STATES, "[]")))
     turned = Rotation(width // parts).after if rotated else np.asarray
     target = get_provider(provider)

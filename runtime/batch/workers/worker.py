@@ -69,7 +69,7 @@ def open_worker(spec: WorkerSpec, progress: Progress | None = None) -> Worker:
         return VectorWorker(encoder, spec.label or spec.model, spec.worker or provider)
     slots = of_engine.get("max_slots")
     loaded = load_model(spec.model, max_slots=slots, progress=progress, **of_model)
-    if loaded.runner.info.encoder_width:
+    if loaded.hears:
         llm = LLM(loaded, engine_config=_engine_config(of_engine))
         return TranscriptionWorker(llm, spec.label or spec.model, spec.worker or loaded.provider)
     return worker_of(loaded, spec)

@@ -18,6 +18,7 @@ from ....progress import Progress
 from ....providers.base import DeviceMemory
 from ....providers.placement import Placement
 from ...api.async_llm import AsyncLLM
+from ...api.prompts import Prompt
 from ...engine.engine import EngineConfig
 from ...models.config import ModelConfig
 from ...models.loading import load_for_engine
@@ -72,7 +73,7 @@ def load_served_model(
         context_length=facts.context_length,
         max_slots=facts.max_slots,
         server_version=importlib.metadata.version("carryall"),
-        reads_images=facts.image_width > 0,
+        reads_images=loaded.reads_images,
     )
     try:
         llm = AsyncLLM(loaded, engine_config=config)
@@ -80,7 +81,7 @@ def load_served_model(
         loaded.close()
         raise
     if warm_up:
-        asyncio.run(_warm_up(llm))
+        asyncio.run(_warm_up(llm, hears=loaded.hears))
         if loaded.tokenizer is not None:
             loaded.tokenizer.read_all()
         if loaded.chat_template.names and loaded.tokenizer is not None:
@@ -109,22 +110,26 @@ async def _warm_up_chats(llm: AsyncLLM) -> None:
         _ = [output async for output in llm.generate([0], params, cache_salt="warm-up")]
 
 
-async def _warm_up(llm: AsyncLLM) -> None:
+async def _warm_up(llm: AsyncLLM, *, hears: bool) -> None:
     """Generate 2 tokens: one step of a prompt, and one of a running request.
 
-    A model that hears writes down a second of silence instead.
+    A model that hears writes down a second of silence instead, and one whose encoder sees a black pixel.
 
     Raises:
         CarryallError: the model failed to run, or its KV memory is too small for any prompt.
     """
     params = SamplingParams(max_tokens=2, ignore_eos=True)
-    if llm.engine.info.encoder_width:
+    if hears:
         silence = np.zeros(llm.requests.hearing.transcriber.rate, np.float32)
         async for _ in llm.transcribe(silence, cache_salt="warm-up"):
             pass
         return
     try:
-        async for output in llm.generate([0], params, cache_salt="warm-up"):
+        prompt: Prompt = [0]
+        if llm.engine.info.encoder_width:
+            picture = {"type": "image", "image": np.zeros((1, 1, 3), np.uint8)}
+            prompt = await llm.render([{"role": "user", "content": [picture]}], image_salt="warm-up")
+        async for output in llm.generate(prompt, params, cache_salt="warm-up"):
             if output.error is not None:
                 raise ProviderRuntimeError(f"the model failed in its warm-up: {output.error}")
     except PromptTooLongError as error:  # of the warm-up's one token, which nobody gave

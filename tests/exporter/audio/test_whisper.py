@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
-from onnx.reference import ReferenceEvaluator
+from encoder_decoder_kit import RUNTIMES, first_feeds, next_feeds, opened, with_tokens
 from tiny_whisper import FEATURES, write_whisper
 from whisper_golden import PATH, SEED
 
@@ -21,7 +19,6 @@ from carryall.exporter.export import export_package
 from carryall.exporter.package import AUDIO_FILE, MODEL_FILE, Package
 
 Array = npt.NDArray[Any]
-Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 TOLERANCE = 2e-5
 
 
@@ -36,52 +33,13 @@ def golden() -> dict[str, Array]:
     return dict(np.load(PATH))
 
 
-def opened(path: Path, runtime: str) -> Run:
-    """Return a function that runs a graph; names of the outputs come from the file."""
-    names = [value.name for value in onnx.load(path, load_external_data=False).graph.output]
-    if runtime == "onnxruntime":
-        session = onnxruntime.InferenceSession(path)
-        return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))
-    if runtime == "reference":
-        evaluator = ReferenceEvaluator(onnx.load(path))
-        return lambda feeds: dict(zip(names, evaluator.run(None, dict(feeds)), strict=True))
-    openvino = pytest.importorskip("openvino")
-    core = openvino.Core()
-    model = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return lambda feeds: {name: model(dict(feeds))[name] for name in names}
-
-
-def first_feeds(path: Path, states: Array) -> dict[str, Array]:
-    """Return the inputs of a first run that do not depend on its tokens."""
-    feeds = {"encoder_hidden_states": states, "encoder_attention_mask": np.ones(states.shape[:2], np.int64)}
-    for value in onnx.load(path, load_external_data=False).graph.input:
-        if value.name.startswith("past_"):
-            feeds[value.name] = np.zeros((len(states), 4, 0, 8), np.float32)
-    return feeds
-
-
-def with_tokens(feeds: Mapping[str, Array], ids: Array, past: int) -> dict[str, Array]:
-    positions = np.tile(np.arange(past, past + ids.shape[1]), (len(ids), 1))
-    mask = np.ones((len(ids), past + ids.shape[1]), np.int64)
-    return {**feeds, "input_ids": ids, "position_ids": positions, "attention_mask": mask}
-
-
-def next_feeds(feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the inputs of the next run: longer caches, and no rows of the encoder that are new."""
-    caches = {
-        name.replace("present", "past", 1): value for name, value in outputs.items() if name != "logits"
-    }
-    caches = {name.replace("past.", "past_key_values.", 1): value for name, value in caches.items()}
-    return {**feeds, **caches, "encoder_hidden_states": feeds["encoder_hidden_states"][:, :0]}
-
-
-@pytest.mark.parametrize("runtime", ["onnxruntime", "reference", "openvino"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_encoder_equals_transformers(package: Path, golden: dict[str, Array], runtime: str) -> None:
     found = opened(package / AUDIO_FILE, runtime)({"input_features": golden["features"]})["audio_states"]
     np.testing.assert_allclose(found, golden["states"], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "reference", "openvino"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_decoder_equals_transformers_at_once_and_in_pieces(
     package: Path, golden: dict[str, Array], runtime: str
 ) -> None:

@@ -113,16 +113,16 @@ def tensors(config: dict[str, Any], seed: int) -> dict[str, npt.NDArray[np.float
         "model.decoder.embed_positions.weight": (config["max_target_positions"], width),
     }
     for part in ("encoder", "decoder"):
-        shapes |= _norm(f"model.{part}.layer_norm", width)
+        shapes |= norm_shapes(f"model.{part}.layer_norm", width)
         for layer in range(config[f"{part}_layers"]):
             prefix, inner = f"model.{part}.layers.{layer}", config[f"{part}_ffn_dim"]
             for name in ("self_attn", *(["encoder_attn"] if part == "decoder" else [])):
-                shapes |= _norm(f"{prefix}.{name}_layer_norm", width)
+                shapes |= norm_shapes(f"{prefix}.{name}_layer_norm", width)
                 for module in ("q_proj", "k_proj", "v_proj", "out_proj"):
                     shapes[f"{prefix}.{name}.{module}.weight"] = (width, width)
                     if module != "k_proj":
                         shapes[f"{prefix}.{name}.{module}.bias"] = (width,)
-            shapes |= _norm(f"{prefix}.final_layer_norm", width)
+            shapes |= norm_shapes(f"{prefix}.final_layer_norm", width)
             shapes |= {f"{prefix}.fc1.weight": (inner, width), f"{prefix}.fc1.bias": (inner,)}
             shapes |= {f"{prefix}.fc2.weight": (width, inner), f"{prefix}.fc2.bias": (width,)}
     random = np.random.default_rng(seed)
@@ -133,7 +133,8 @@ def tensors(config: dict[str, Any], seed: int) -> dict[str, npt.NDArray[np.float
     return found
 
 
-def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
+def norm_shapes(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a LayerNormalization."""
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 

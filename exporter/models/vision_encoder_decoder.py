@@ -1,0 +1,171 @@
+"""TrOCR (https://arxiv.org/abs/2109.10282), the decoder: attention to a picture, norms behind each part.
+
+The model type names no architecture; its ``encoder`` and ``decoder`` do. The encoder
+is in ``vision/vision_encoder_decoder.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from ...errors import UnsupportedModelError
+from .. import layers
+from ..config import DecoderConfig, RawConfig, decoder_config, integer, mapping, with_defaults
+from ..decoder import Decoder
+from .opt import OFFSET
+
+# The defaults of transformers, by kind.
+_DECODER: RawConfig = {
+    "vocab_size": 50265,
+    "d_model": 1024,
+    "decoder_layers": 12,
+    "decoder_attention_heads": 16,
+    "decoder_ffn_dim": 4096,
+    "activation_function": "gelu",
+    "max_position_embeddings": 512,
+    "scale_embedding": False,
+    "use_learned_position_embeddings": True,
+    "layernorm_embedding": True,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 2,
+    "tie_word_embeddings": True,
+}
+_ENCODER: RawConfig = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+    "qkv_bias": True,
+}
+# The tokens in front of those of the patches, by kind of encoder: of the class, and in DeiT of distillation.
+TOKENS = {"vit": ("cls_token",), "deit": ("cls_token", "distillation_token")}
+_PREFIX = "decoder.model.decoder"
+
+
+def config(raw: RawConfig) -> DecoderConfig:
+    """Normalise config.json."""
+    decoder, encoder = decoder_part(raw), encoder_part(raw)
+    width, num_layers = integer(decoder, "d_model"), integer(decoder, "decoder_layers")
+    renamed = {
+        "hidden_size": width,
+        "intermediate_size": decoder["decoder_ffn_dim"],
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": decoder["decoder_attention_heads"],
+        "num_key_value_heads": decoder["decoder_attention_heads"],
+        "head_dim": None,
+        "hidden_act": decoder["activation_function"],
+        "rms_norm_eps": 1e-5,
+    }
+    normalised = decoder_config({**decoder, **renamed}, ropes=[None] * num_layers)
+    side = integer(encoder, "image_size") // max(1, integer(encoder, "patch_size"))
+    return dataclasses.replace(
+        normalised,
+        norm_first=False,
+        encoder_width=rows_width(raw),
+        encoder_rows=side**2 + len(TOKENS[encoder["model_type"]]),
+        embedding_scale=width**0.5 if decoder["scale_embedding"] else 1.0,
+        embedding_norm=bool(decoder["layernorm_embedding"]),
+        sinusoid_start=None if decoder["use_learned_position_embeddings"] else _first_sinusoid(decoder),
+    )
+
+
+def decoder_part(raw: RawConfig) -> RawConfig:
+    """Return the decoder's part of config.json, complete.
+
+    Raises:
+        UnsupportedModelError: the kind of decoder is not supported.
+    """
+    part = mapping(raw, "decoder")
+    _check_kind("decoder", part, ("trocr",))
+    return with_defaults(part, _DECODER)
+
+
+def encoder_part(raw: RawConfig) -> RawConfig:
+    """Return the encoder's part of config.json, complete.
+
+    Raises:
+        UnsupportedModelError: the kind of encoder is not supported.
+    """
+    part = mapping(raw, "encoder")
+    _check_kind("encoder", part, tuple(TOKENS))
+    return with_defaults(part, _ENCODER)
+
+
+def rows_width(raw: RawConfig) -> int:
+    """Return the width of the rows to which the decoder attends."""
+    decoder = decoder_part(raw)
+    return integer(decoder, "cross_attention_hidden_size", integer(decoder, "d_model"))
+
+
+def build(net: Decoder) -> ir.Value:
+    """Write the decoder and return its logits."""
+    c = net.config
+    net.checkpoint.ignore("encoder.", "enc_to_dec_proj.", "embed_positions._float_tensor")
+    x = layers.scaled(net, layers.embedding(net, f"{_PREFIX}.embed_tokens"), c.embedding_scale)
+    with net.scope(f"{_PREFIX}.embed_positions"):
+        x = net.op("Add", x, _positions(net))
+    if c.embedding_norm:
+        x = layers.layer_norm(net, f"{_PREFIX}.layernorm_embedding", x)
+    for layer in range(c.num_layers):
+        with net.scope(f"{_PREFIX}.layers.{layer}"):
+            x = layers.cross_decoder_layer(net, layer, x)
+    return layers.lm_head(
+        net, x, embedding_name=f"{_PREFIX}.embed_tokens", head_name="decoder.output_projection"
+    )
+
+
+def _positions(net: Decoder) -> ir.Value:
+    """Return what is added to the embeddings for the places of tokens, [batch, sequence, hidden]."""
+    c = net.config
+    first = OFFSET if c.sinusoid_start is None else 0
+    if c.sinusoid_start is None:
+        table = net.weight("weight", c.max_position_embeddings + first, c.hidden_size)
+    else:
+        places = np.arange(c.sinusoid_start, c.sinusoid_start + c.max_position_embeddings)
+        table = net.constant(_sinusoids(places, c.hidden_size), np.float32, "sinusoids")
+    rows = net.op("Add", net.position_ids, net.constant(first, np.int64, "offset")) if first else None
+    return net.op("Gather", table, net.position_ids if rows is None else rows)
+
+
+def _sinusoids(places: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.float32]:
+    """Return sines and behind them cosines of places, [places, width].
+
+    As in https://github.com/tensorflow/tensor2tensor, and rounded to float32 after each step.
+    """
+    half = width // 2
+    step = np.float32(-math.log(10_000) / (half - 1))
+    angles = places.astype(np.float32)[:, None] * np.exp(np.arange(half, dtype=np.float32) * step)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return np.pad(table, ((0, 0), (0, width % 2)))
+
+
+def _first_sinusoid(decoder: RawConfig) -> int:
+    """Return the place of the first token: those of transformers begin behind the number of padding.
+
+    Raises:
+        UnsupportedModelError: a text would begin with padding, which has no place; or states are too narrow.
+    """
+    padding = integer(decoder, "pad_token_id")
+    if padding == decoder["decoder_start_token_id"] or integer(decoder, "d_model") < 4:
+        raise UnsupportedModelError(
+            "TrOCR with sinusoidal positions needs a 'd_model' of at least 4, and a 'decoder_start_token_id' "
+            "that is not its 'pad_token_id'"
+        )
+    return padding + 1
+
+
+def _check_kind(name: str, part: RawConfig, known: tuple[str, ...]) -> None:
+    if part.get("model_type") not in known:
+        raise UnsupportedModelError(
+            f"a 'vision-encoder-decoder' with the {name} '{part.get('model_type')}' is not supported; "
+            f"supported: {', '.join(known)}"
+        )
