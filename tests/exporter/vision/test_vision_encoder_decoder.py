@@ -21,7 +21,7 @@ from carryall.exporter.package import MODEL_FILE, VISION_FILE, Package
 from carryall.runtime.images.encoding import ImageEncoder
 
 Array = npt.NDArray[Any]
-TOLERANCE = {"rtol": 1e-5, "atol": 3e-5}  # logits are up to 17
+RTOL, ATOL = 1e-5, 3e-5  # logits are up to 17
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -46,7 +46,7 @@ def test_the_encoder_equals_transformers(package: Path, golden: dict[str, Array]
     processor = read_image_processor(package / "image_processor.json")
     encoder = ImageEncoder(processor, lambda feeds: run(feeds)["image_states"])
     for picture, expected in zip(pictures(), golden["states"], strict=True):
-        np.testing.assert_allclose(encoder.states(encoder.prepare(picture)), expected, **TOLERANCE)
+        np.testing.assert_allclose(encoder.states(encoder.prepare(picture)), expected, rtol=RTOL, atol=ATOL)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -56,12 +56,12 @@ def test_the_decoder_equals_transformers_at_once_and_in_pieces(
     run, ids = opened(package / MODEL_FILE, runtime), golden["tokens"][:, :-1]
     feeds, found = first_feeds(package / MODEL_FILE, golden["states"]), []
     whole = run(with_tokens(feeds, ids, 0))["logits"]
-    np.testing.assert_allclose(whole, golden["logits"], **TOLERANCE)
+    np.testing.assert_allclose(whole, golden["logits"], rtol=RTOL, atol=ATOL)
     for begin, end in ((0, 1), (1, 2), (2, 9), (9, ids.shape[1])):
         outputs = run(with_tokens(feeds, ids[:, begin:end], begin))
         found.append(outputs["logits"])
         feeds = next_feeds(feeds, outputs)
-    np.testing.assert_allclose(np.concatenate(found, axis=1), golden["logits"], **TOLERANCE)
+    np.testing.assert_allclose(np.concatenate(found, axis=1), golden["logits"], rtol=RTOL, atol=ATOL)
 
 
 def test_graphs_are_standard_operators_of_opset_23(package: Path) -> None:

@@ -138,7 +138,7 @@ def _encoder_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def _decoder_shapes(config: dict[str, Any], seen: int) -> dict[str, tuple[int, ...]]:
     width, inner, prefix = config["d_model"], config["decoder_ffn_dim"], "decoder.model.decoder"
     rows = config.get("cross_attention_hidden_size") or width
-    shapes = {f"{prefix}.embed_tokens.weight": (config["vocab_size"], width)}
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}.embed_tokens.weight": (config["vocab_size"], width)}
     if config.get("use_learned_position_embeddings", True):
         shapes[f"{prefix}.embed_positions.weight"] = (config["max_position_embeddings"] + 2, width)
     if config.get("layernorm_embedding", True):
