@@ -189,7 +189,8 @@ class Sight:
         key.update(picture.key)
         output = EncoderOutput(key.digest(), encoder.states(picture, salt, asked))
         if use == "asks":
-            return SeenPicture(output, places=encoder.geometry.places(encoder.processor, text, picture.size))
+            rules, (height, width) = encoder.geometry.places(encoder.processor, text), picture.size
+            return SeenPicture(output, places=Places(width=width, height=height, **rules))
         return SeenPicture(output, text)
 
 

@@ -5,11 +5,12 @@ The results equal those of transformers' processor on Pillow, bit for bit.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ...errors import RequestError
 from ...exporter.vision.florence2 import Processor
-from ..text.parsers.locations import Places
 from .opening import Pixels
 from .siglip import squared
 from .units import Prepared, UnitInputs, Values, normalized
@@ -65,7 +66,7 @@ def question(processor: Processor, text: str) -> str:
     return f"{processor.texts['begin']}{asked}{processor.texts['end']}"
 
 
-def places(processor: Processor, text: str, size: tuple[int, int]) -> Places:
-    """Return how the answer to a text is read, given the pixels (height, width) of the picture."""
+def places(processor: Processor, text: str) -> dict[str, Any]:
+    """Return how the answer to a text is read: the task, and the rules for places in a picture."""
     task = next((each for each in (*_TASKS, *_TASKS_WITH_TEXT) if each in text), "")
-    return Places(task, size[1], size[0], processor.banned, processor.least_area)
+    return {"task": task, "banned": processor.banned, "least_area": processor.least_area}

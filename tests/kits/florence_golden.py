@@ -34,6 +34,7 @@ RULES: dict[str, Any] = {
     "polygons": {},
     "bboxes": {},
 }
+_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _PIECES = (
     "car", "it", " the image ", "é", "<loc_0>", "<loc_99>", "<loc_500>", "<loc_999>",
     "<loc_3><loc_5><loc_700><loc_900>",
@@ -47,7 +48,7 @@ def processor_of(checkpoint: Path) -> Any:
 
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(checkpoint / "tokenizer.json"),
-        **{"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
+        **_NAMES,
         extra_special_tokens={"image_token": "<image>"},
     )
     images = transformers.CLIPImageProcessorPil.from_pretrained(checkpoint)
@@ -58,9 +59,9 @@ def transformers_answers(checkpoint: Path) -> dict[str, Any]:
     """Return what transformers makes of a picture.
 
     Returns:
-        ``pixels`` [3, height, width]; by number of the task ``states`` [rows, width], as the decoder attends to
-        them, and ``tokens`` with ``logits`` [tokens - 1, vocab]: those that begin, and those chosen greedily by
-        the rules of generation_config.json.
+        ``pixels`` [3, height, width]; by number of the task ``states`` [rows, width], to which the decoder
+        attends, and ``tokens`` with ``logits`` [tokens - 1, vocab]: those that begin, and those chosen
+        greedily by the rules of generation_config.json.
     """
     import torch
     import transformers

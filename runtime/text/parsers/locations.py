@@ -59,7 +59,7 @@ class Places:
         """Return x, y, x, ... of the middles of bins, in float32 and without fractions."""
         sizes = np.array([self.width, self.height] * (len(bins) // 2), np.float64) / _BINS
         middles = np.array(bins, np.float32) + np.float32(0.5)
-        return (middles * sizes.astype(np.float32)).astype(np.int64).tolist()
+        return list(map(int, middles * sizes.astype(np.float32)))
 
     def quadrangles(self, text: str) -> dict[str, Any]:
         """Return corners of texts, and the texts."""

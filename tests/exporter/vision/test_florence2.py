@@ -19,6 +19,7 @@ from carryall.errors import CheckpointError, UnsupportedModelError
 from carryall.exporter.export import export_package
 from carryall.exporter.image_processor import read_image_processor
 from carryall.exporter.package import MODEL_FILE, VISION_FILE, Package
+from carryall.exporter.vision.florence2 import Processor
 from carryall.runtime.images import florence2
 from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.text.tokenizer import Tokenizer
@@ -38,8 +39,14 @@ def golden() -> dict[str, Array]:
     return dict(np.load(GOLDEN))
 
 
-def test_pixels_equal_those_of_transformers(package: Path, golden: dict[str, Array]) -> None:
+def processor_of(package: Path) -> Processor:
     processor = read_image_processor(package / "image_processor.json")
+    assert isinstance(processor, Processor)
+    return processor
+
+
+def test_pixels_equal_those_of_transformers(package: Path, golden: dict[str, Array]) -> None:
+    processor = processor_of(package)
     assert processor.longest == 128 - ROWS
     (unit,) = florence2.prepare(processor, picture(*SIZE)).units
     patches = florence2.inputs(processor, unit).patches
@@ -49,7 +56,7 @@ def test_pixels_equal_those_of_transformers(package: Path, golden: dict[str, Arr
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_encoder_equals_transformers(package: Path, golden: dict[str, Array], runtime: str) -> None:
     run = opened(package / VISION_FILE, runtime)
-    processor = read_image_processor(package / "image_processor.json")
+    processor = processor_of(package)
     encoder, tokenizer = ImageEncoder(processor, lambda feeds: run(feeds)["image_states"]), Tokenizer(package)
     for number, task in enumerate(TASKS):
         text = tokenizer.encode(florence2.question(processor, task), add_special_tokens=False)

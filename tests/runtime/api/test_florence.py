@@ -1,4 +1,4 @@
-"""Pictures and tasks of Florence-2: tokens equal transformers, places become pixels, texts have their limits."""
+"""Pictures and tasks of Florence-2: tokens equal transformers, places become pixels."""
 
 from __future__ import annotations
 

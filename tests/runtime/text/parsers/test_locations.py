@@ -20,7 +20,7 @@ def test_answers_are_read_as_transformers_reads_them(task: str) -> None:
     recorded = [each for each in RECORDED if each["task"] == task]
     assert len(recorded) == 16
     for each in recorded:
-        places = Places(task, *each["size"], banned=BANNED, least_area=LEAST)
+        places = Places(task, each["size"][0], each["size"][1], banned=BANNED, least_area=LEAST)
         assert places.read(each["text"]) == each["answer"], each["text"]
 
 
