@@ -16,7 +16,7 @@ PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", 
 
 # The rooms from bottom to top. A module may import its own room and rooms of lines above its own.
 LAYERS = """
-deferred_imports errors contract
+deferred_imports errors contract records
 options logs plain_json progress reports
 storage
 proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError
+from ...records import dataclass
 from ...storage.stored_tensor import Array, StoredTensor
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from ...contract import (
 )
 from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, TABLE, table_input, width_of
+from ...records import dataclass
 from ..base import KVEviction, RunnerConfig
 from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockTables

@@ -6,7 +6,7 @@ import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ...exporter.image_processor import has_processor, has_tower
 from ...exporter.package import COPIED_FILES, Package, external_tensors, fingerprint
 from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
+from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder
 from ...storage.file_identity import identity_of
 from ...storage.hashes import content_key

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ....providers.kv_groups import Held, KVGroups, resume_point
+from ....records import dataclass
 from ..requests.chunk import CHUNK_TOKENS
 
 
