@@ -77,8 +77,16 @@ class Tier(Protocol):
     def last_held(self, keys: Sequence[bytes]) -> int:
         """Return how many keys there are up to the last one that ``held`` would count alone; 0 if none."""
 
-    def get(self, key: bytes) -> Parts | None:
-        """Return a chunk, which the caller must copy at once; None if it is missing or damaged."""
+    def near(self, key: bytes) -> bool:
+        """Whether the chunk is in this tier, so that reading it asks no lower one."""
+
+    def get(self, key: bytes, ahead: Sequence[bytes] = ()) -> Parts | None:
+        """Return a chunk, which the caller must copy at once; None if it is missing or damaged.
+
+        Args:
+            key: the chunk's key.
+            ahead: keys that will be asked for next, in this order; a tier may read them meanwhile.
+        """
 
     def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
         """Store a chunk; the tier owns its arrays from now on.
