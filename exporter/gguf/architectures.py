@@ -243,7 +243,15 @@ def _gemma_scale(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def _gemma3(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Return the scale of attention; without a window every layer sees the whole context by the same rope."""
+    """Return the scale of attention; without a window every layer sees the whole context by the same rope.
+
+    Raises:
+        UnsupportedModelError: scores of attention have a cap: llama.cpp has none for this architecture.
+    """
+    if cap := config.get("attn_logit_softcapping"):
+        raise UnsupportedModelError(
+            f"the GGUF file has gemma3.attn_logit_softcapping = {cap}, and Gemma 3's scores have no cap"
+        )
     scale = _gemma_scale(config, tensors)
     if config.get("sliding_window"):
         return scale
@@ -1144,6 +1152,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attention.layer_norm_epsilon": "layer_norm_eps",
             "logit_scale": "logit_scale",
         },
+        # llama.cpp takes 0 for none.
+        adapt=lambda config, tensors: {"logit_scale": config.get("logit_scale") or 1.0},
     ),
     "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
     "gpt-oss": Architecture(model_type="gpt_oss", inner=_GPT_OSS, experts="mlp.experts", adapt=_gpt_oss),
