@@ -7,8 +7,9 @@ shared, and ``__init__`` is compiled when it is first looked up.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from reprlib import recursive_repr
 from types import FunctionType
@@ -31,8 +32,10 @@ def _data_class(
 
     def make(cls: type[Any]) -> type[Any]:
         own = {name for name, value in vars(cls).items() if name != "__hash__" or value is not None}
-        bare = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)(cls)
-        methods = {"__repr__": _shown, "__init__": _LateInit(bare, frozen=frozen)}
+        with _thawed(cls) if frozen else contextlib.nullcontext():
+            bare = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)(cls)
+        vars(bare)["__dataclass_params__"].frozen = frozen  # what a class derived from it must be
+        methods: dict[str, Any] = {"__repr__": _shown, "__init__": _LateInit(bare, frozen=frozen)}
         if eq:
             methods["__eq__"], hashed = _comparisons(bare)
             methods["__hash__"] = hashed if frozen else None
@@ -52,6 +55,25 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
     dataclass = _data_class
+
+
+@contextlib.contextmanager
+def _thawed(cls: type[Any]) -> Iterator[None]:
+    """Let the frozen bases of a class pass for others: its own methods, not ``dataclasses``, make it frozen.
+
+    Raises:
+        TypeError: a base is not frozen.
+    """
+    bases = [base.__dataclass_params__ for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
+    if not all(params.frozen for params in bases):
+        raise TypeError("cannot inherit frozen dataclass from a non-frozen one")
+    for params in bases:
+        params.frozen = False
+    try:
+        yield
+    finally:
+        for params in bases:
+            params.frozen = True
 
 
 @recursive_repr()
@@ -122,7 +144,7 @@ class _LateInit:
 def _init(cls: type[Any], *, frozen: bool) -> FunctionType:
     """Compile the ``__init__`` of a class."""
     names: dict[str, Any] = {"_set": _set, "_missing": _MISSING}
-    places, named, body = [], [], []
+    places, named, body = list[str](), list[str](), list[str]()
     for each in dataclasses.fields(cls):
         made = each.default_factory is not _MISSING
         stated = f"_of_{each.name}" if made or each.default is not _MISSING else ""

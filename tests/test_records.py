@@ -107,6 +107,11 @@ class Fixed:
     ignored: int = field(default=0, compare=False)
 
 
+@dataclass
+class Loose:
+    """Is not frozen."""
+
+
 class Extended(Fixed):
     """May have attributes of its own."""
 
@@ -129,6 +134,31 @@ def test_a_derived_plain_class_may_have_other_attributes() -> None:
         one.key = "b"  # type: ignore[misc]
     del one.extra
     assert one.extra == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "derived"), [(dataclass, dataclasses.dataclass), (dataclasses.dataclass, dataclass)]
+)
+def test_a_class_of_either_kind_derives_from_one_of_the_other(base: Any, derived: Any) -> None:
+    @base(frozen=True)
+    class Lower:
+        """The base."""
+
+        key: int
+
+    @derived(frozen=True)
+    class Upper(Lower):
+        """Another field."""
+
+        other: int = 2
+
+    assert (Upper(1).key, Upper(1), hash(Upper(1))) == (1, Upper(1, 2), hash(Upper(1, 2)))
+    for wrong, lower in ((False, Lower), (True, Loose)):
+        with pytest.raises(TypeError, match="cannot inherit"):
+
+            @derived(frozen=wrong)
+            class _Mixed(lower):  # type: ignore[valid-type,misc]
+                """Is neither."""
 
 
 def test_the_signature_is_known_before_the_first_object() -> None:
