@@ -190,19 +190,31 @@ def rows_width(raw: RawConfig) -> int:
 
 def build(net: Decoder) -> ir.Value:
     """Write the decoder and return its logits."""
-    c = net.config
     net.checkpoint.ignore("encoder.", "enc_to_dec_proj.", "embed_positions._float_tensor")
-    x = layers.scaled(net, layers.embedding(net, f"{_PREFIX}.embed_tokens"), c.embedding_scale)
-    with net.scope(f"{_PREFIX}.embed_positions"):
+    return cross_decoder(net, _PREFIX, f"{_PREFIX}.embed_tokens", _HEADS[net.config.model_type])
+
+
+def cross_decoder(net: Decoder, prefix: str, embedding: str, head: str) -> ir.Value:
+    """Write a decoder of BART's descendants and return its logits.
+
+    Args:
+        net: the graph to write into.
+        prefix: the name of the decoder in the checkpoint.
+        embedding: that of the embedding.
+        head: that of the head.
+    """
+    c = net.config
+    x = layers.scaled(net, layers.embedding(net, embedding), c.embedding_scale)
+    with net.scope(f"{prefix}.embed_positions"):
         x = net.op("Add", x, _positions(net))
     if c.embedding_norm:
-        x = layers.layer_norm(net, f"{_PREFIX}.layernorm_embedding", x)
+        x = layers.layer_norm(net, f"{prefix}.layernorm_embedding", x)
     for layer in range(c.num_layers):
-        with net.scope(f"{_PREFIX}.layers.{layer}"):
+        with net.scope(f"{prefix}.layers.{layer}"):
             x = layers.cross_decoder_layer(net, layer, x)
     if c.norm_first:
-        x = layers.layer_norm(net, f"{_PREFIX}.layer_norm", x)
-    return layers.lm_head(net, x, embedding_name=f"{_PREFIX}.embed_tokens", head_name=_HEADS[c.model_type])
+        x = layers.layer_norm(net, f"{prefix}.layer_norm", x)
+    return layers.lm_head(net, x, embedding_name=embedding, head_name=head)
 
 
 def _positions(net: Decoder) -> ir.Value:

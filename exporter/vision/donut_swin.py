@@ -19,6 +19,7 @@ from ...errors import UnsupportedModelError
 from ...records import dataclass
 from ..config import RawConfig, integer, number
 from ..encoders.tower import Tower, tower_config
+from ..encoders.windows import Windows, padded
 from ..image_processor import HALF, ImageProcessor, TextUse, check_processor, levels
 from ..models.vision_encoder_decoder import Stage, encoder_part, pair, rows_width, stages
 from ..weights import Checkpoint
@@ -109,7 +110,8 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
         with net.scope("embeddings"):
             x = net.layer_norm("norm", net.patch_embedding("patch_embeddings.projection"))
         for number_, stage in enumerate(every):
-            swin = Swin(net, stage, window, int(stage.hidden * number(encoder, "mlp_ratio")))
+            inner = int(stage.hidden * number(encoder, "mlp_ratio"))
+            swin = Swin(net, stage, window, inner, every[0].height * every[0].width)
             with net.scope(f"encoder.layers.{number_}"):
                 for layer in range(stage.depth):
                     with net.scope(f"blocks.{layer}"):
@@ -132,29 +134,30 @@ class Swin:
         stage: its sizes.
         window: states of an edge of a window.
         inner: elements inside the feed-forward layer.
+        patches: of a picture.
     """
 
-    def __init__(self, net: Tower, stage: Stage, window: int, inner: int) -> None:
-        self.net, self.stage, self.window, self.inner = net, stage, window, inner
-        self.height, self.width = (-(-size // window) * window for size in (stage.height, stage.width))
+    def __init__(self, net: Tower, stage: Stage, window: int, inner: int, patches: int) -> None:
+        self.net, self.stage, self.inner, self.patches = net, stage, inner, patches
+        self.windows = Windows(net, (stage.height, stage.width), stage.hidden, window)
         # A single window has nothing to be shifted to.
         self.shift = 0 if min(stage.height, stage.width) <= window else window // 2
 
     def layer(self, x: ir.Value, *, shifted: bool) -> ir.Value:
         """Write a layer: attention within windows, which every second layer shifts, and feed-forward."""
         net, hidden, shift = self.net, self.stage.hidden, self.shift if shifted else 0
-        windows = self._cut(net.layer_norm("layernorm_before", x, hidden), shift)
+        windows = self.windows.cut(net.layer_norm("layernorm_before", x, hidden), shift)
         with net.scope("attention"):
             bias = net.config.attention_bias
             names = ("query", "key", "value")
             q, k, v = (net.linear(f"self.{name}", windows, hidden, hidden, bias=bias) for name in names)
             with net.scope("self"):
-                mask = self._scores(q, shift)
+                mask = self._scores(shift)
             heads = {"q_num_heads": self.stage.heads, "kv_num_heads": self.stage.heads}
             scale = (hidden // self.stage.heads) ** -0.5
             attended = net.op("Attention", q, k, v, mask, **heads, scale=scale)
             attended = net.linear("output.dense", attended, hidden, hidden)
-        x = net.op("Add", x, self._put_back(attended, shift))
+        x = net.op("Add", x, self.windows.put_back(attended, shift))
         normed = net.layer_norm("layernorm_after", x, hidden)
         inside = net.activation(net.linear("intermediate.dense", normed, hidden, self.inner))
         return net.op("Add", x, net.linear("output.dense", inside, self.inner, hidden))
@@ -163,65 +166,18 @@ class Swin:
         """Join squares of four states, column by column, into states of twice the width."""
         net, stage, size = self.net, self.stage, 4 * self.stage.hidden
         height, width = stage.height + stage.height % 2, stage.width + stage.width % 2
-        x = self._padded(
-            net.op("Reshape", x, net.ints(-1, stage.height, stage.width, stage.hidden)), height, width
-        )
+        x = padded(net, self.windows.grid(x), (height, width), self.windows.size)
         x = net.op("Reshape", x, net.ints(-1, height // 2, 2, width // 2, 2, stage.hidden))
         x = net.op("Reshape", net.op("Transpose", x, perm=[0, 1, 3, 4, 2, 5]), net.ints(-1, size))
         return net.linear("reduction", net.layer_norm("norm", x, size), size, 2 * stage.hidden, bias=False)
 
-    def _cut(self, x: ir.Value, shift: int) -> ir.Value:
-        """Return windows [pictures * windows, states of a window, hidden]; padding is zeros, and is seen."""
-        net, stage, edge = self.net, self.stage, self.window
-        x = net.op("Reshape", x, net.ints(-1, stage.height, stage.width, stage.hidden))
-        x = self._rolled(self._padded(x, self.height, self.width), shift)
-        x = net.op(
-            "Reshape", x, net.ints(-1, self.height // edge, edge, self.width // edge, edge, stage.hidden)
-        )
-        return net.op(
-            "Reshape", net.op("Transpose", x, perm=[0, 1, 3, 2, 4, 5]), net.ints(-1, edge**2, stage.hidden)
-        )
-
-    def _put_back(self, x: ir.Value, shift: int) -> ir.Value:
-        """Return the states of windows in the order of ``layer``."""
-        net, stage, edge = self.net, self.stage, self.window
-        x = net.op(
-            "Reshape", x, net.ints(-1, self.height // edge, self.width // edge, edge, edge, stage.hidden)
-        )
-        x = net.op("Transpose", x, perm=[0, 1, 3, 2, 4, 5])
-        x = self._rolled(net.op("Reshape", x, net.ints(-1, self.height, self.width, stage.hidden)), -shift)
-        if (self.height, self.width) != (stage.height, stage.width):
-            ends = net.ints(stage.height, stage.width)
-            x = net.op("Slice", x, net.ints(0, 0), ends, net.ints(1, 2))
-        return net.op("Reshape", x, net.ints(-1, stage.hidden))
-
-    def _padded(self, x: ir.Value, height: int, width: int) -> ir.Value:
-        """Return x [pictures, rows, columns, hidden] with zeros below and to the right."""
-        below, beside = height - self.stage.height, width - self.stage.width
-        if not below and not beside:
-            return x
-        return self.net.op("Pad", x, self.net.ints(0, 0, 0, 0, 0, below, beside, 0))
-
-    def _rolled(self, x: ir.Value, shift: int) -> ir.Value:
-        """Return x [pictures, height, width, hidden] from row and column ``shift`` on, then the others."""
-        if not shift:
-            return x
-        net = self.net
-        for axis in (1, 2):
-            parts = [
-                net.op("Slice", x, net.ints(begin), net.ints(end), net.ints(axis))
-                for begin, end in ((shift, 2**31 - 1), (0, shift))
-            ]
-            x = net.op("Concat", *parts, axis=axis)
-        return x
-
-    def _scores(self, windows: ir.Value, shift: int) -> ir.Value:
+    def _scores(self, shift: int) -> ir.Value:
         """Return what is added to the scores of attention.
 
         It is [1, heads, states, states] by the distance of two states of a window. With a shift it is
         [pictures * windows, ...], since states that were no neighbours hardly see each other.
         """
-        net, edge = self.net, self.window
+        net, edge = self.net, self.windows.edge
         table = net.weight("relative_position_bias_table", (2 * edge - 1) ** 2, self.stage.heads)
         distances = net.constant(_distances(edge), np.int64, f"distances_{edge}")
         bias = net.op("Transpose", net.op("Gather", table, distances, axis=0), perm=[2, 0, 1])
@@ -231,11 +187,11 @@ class Swin:
         hidden = np.where(_apart(edge, shift)[:, None], np.float32(_HIDDEN), np.float32(0))
         bias = net.op("Add", bias, net.constant(hidden, np.float32, "apart"))
         # Only windows of the last row and of the last column hold states of opposite sides.
-        rows, columns = self.height // edge, self.width // edge
+        rows, columns = self.windows.rows, self.windows.columns
         kinds = 2 * (np.arange(rows) == rows - 1)[:, None] + (np.arange(columns) == columns - 1)
         of_picture = net.constant(kinds.reshape(-1), np.int64, "kinds_of_windows")
-        count = net.op("Shape", windows, start=0, end=1)
-        pictures = net.op("Div", count, net.ints(kinds.size))
+        patches = net.op("Shape", net.pixels, start=0, end=1)
+        pictures = net.op("Div", patches, net.ints(self.patches))
         return net.op("Gather", bias, net.op("Tile", of_picture, pictures), axis=0)
 
 
