@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,12 @@ def test_imports_inside_the_package_are_relative() -> None:
         if name.split(".")[0] in {*FOLDERS, "carryall"}
     }
     assert wrong == set()
+
+
+def test_data_classes_are_records() -> None:
+    """Those of the standard library are compiled when a module is imported."""
+    other = re.compile(r"^from dataclasses import .*\bdataclass\b", re.MULTILINE)
+    assert [path for name in FOLDERS for path in modules(name) if other.search(path.read_text())] == []
 
 
 def test_every_folder_is_a_room_of_the_table() -> None:

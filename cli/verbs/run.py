@@ -201,7 +201,7 @@ def _talk(
     """Hold a conversation: what ``carryall run MODEL`` does without a prompt."""
     if params.n != 1 or params.best_of is not None or params.logprobs is not None:
         raise UsageError("-n, --best-of and --logprobs need a prompt: carryall run MODEL PROMPT")
-    if not loaded.chat_template.names:
+    if not loaded.chat_template.names and not loaded.runner.info.encoder_width:
         raise UsageError(
             f"{loaded.name} has no chat template, so it needs a prompt to continue: carryall run MODEL PROMPT"
         )

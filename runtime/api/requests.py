@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +24,9 @@ from ..engine.sampling.logits_processors import ThoughtMarks
 from ..engine.schedule.admission import check_token_ids
 from ..text.chat_template import ChatTemplate, Message, check_variables
 from ..text.parsers.answer_grammar import AnswerFrame, answer_frame
+from ..text.parsers.base import MessageParser, ParsedMessage
 from ..text.parsers.registry import AnswerFormats, message_parser
+from ..text.parsers.tags import TagParser, has_tags
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
 from .encoder import Encoder
@@ -121,7 +123,7 @@ class RequestFactory:
         _check_texts(request_id=request_id, cache_salt=cache_salt, tenant=tenant)
         _check_options(params, priority, timeout, lora)
         adapter = None if lora is None else self.adapters.get(lora)
-        prompt = plain_prompt(prompt)
+        prompt, params = _parsed_to_json(plain_prompt(prompt), params)
         token_ids = self.token_ids(prompt)
         check_token_ids(token_ids, params, self._model.runner.info.vocab_size)
         if self._model.tokenizer is None:
@@ -315,14 +317,31 @@ class RequestFactory:
         Raises:
             RequestError: see ``Sight.encoded``; or there are tools, or the checkpoint states no such token.
         """
+        if self._model.hears:
+            raise RequestError(
+                "this model writes down recordings, and reads neither texts nor images; give it one: "
+                "carryall run --audio, LLM.transcribe, /v1/audio/transcriptions"
+            )
         if tools:
             raise RequestError("this model writes down pictures and calls no tools; leave them out")
-        if (start := self._model.defaults.start_token_id) is None:
+        output, text = self.sight.encoded(messages, salt)
+        if not text and (start := self._model.defaults.start_token_id) is None:
             raise RequestError(
                 "neither generation_config.json nor config.json states the 'decoder_start_token_id' with "
                 "which this model begins; add it"
             )
-        return ChatPrompt([start], lambda: None, encoder=self.sight.encoded(messages, salt))
+        tokens = self.encode(text, add_special_tokens=False) if text else [start]
+        return ChatPrompt(
+            tokens, lambda: None, encoder=output, new_json_parser=self._tag_parser(text, tokens)
+        )
+
+    def _tag_parser(self, text: str, tokens: Sequence[int]) -> Callable[[], MessageParser] | None:
+        """Return what makes parsers of answers in tags; None if the vocabulary has none."""
+        tokenizer = self._model.tokenizer
+        if tokenizer is None or not has_tags(tokenizer.added_texts):
+            return None
+        begun = text or tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return lambda: TagParser(ParsedMessage(), begun, tokenizer.added_texts)
 
     def _marked(
         self,
@@ -454,6 +473,24 @@ def _with_object_arguments(messages: Sequence[Any]) -> list[Any] | None:
         for message in messages
     ]
     return rewritten if changed else None
+
+
+def _parsed_to_json(prompt: Prompt, params: SamplingParams) -> tuple[Prompt, SamplingParams]:
+    """Return prompt and options of an answer that a parser makes JSON of, without a grammar.
+
+    Raises:
+        InvalidSamplingError: the answer shall have another form.
+    """
+    wanted = params.structured_output
+    if wanted is None or not isinstance(prompt, ChatPrompt) or prompt.new_json_parser is None:
+        return prompt, params
+    if not wanted.json_object:
+        raise InvalidSamplingError(
+            f"this model writes fields in tags, which a structured output 'json_object' makes JSON of; "
+            f"'{wanted.key[0]}' is not supported"
+        )
+    parsed = dataclasses.replace(prompt, new_parser=prompt.new_json_parser)
+    return parsed, dataclasses.replace(params, structured_output=None)
 
 
 # Arguments are checked here, in the caller's thread, and not in the engine's.

@@ -127,32 +127,39 @@ class Sight:
         usage = [PictureUsage(width, height, count) for (height, width), count in sizes]
         return PromptImages.of(token_ids, tokens, states, places, usage)
 
-    def encoded(self, messages: Sequence[Message], salt: str = "") -> EncoderOutput:
-        """Return the rows of the one picture of a conversation, for a decoder that attends to them.
+    def encoded(self, messages: Sequence[Message], salt: str = "") -> tuple[EncoderOutput, str]:
+        """Return the rows of a conversation's one picture, to which a decoder attends, and its text.
 
         Args:
             messages: as for ``take``.
             salt: as for ``images``.
 
         Raises:
-            RequestError: see ``take``; or there is a text, which such a model does not read, no picture, or
+            RequestError: see ``take``; or there is a text, which most such models do not read, no picture, or
                 more than one.
             ProviderRuntimeError: the computation failed.
         """
-        if not isinstance(messages, Sequence) or any(map(_has_text, messages)):
+        use = self._encoder.processor.text_use
+        texts = _texts(messages) if isinstance(messages, Sequence) else [""]
+        if use == "refused" and (texts or not isinstance(messages, Sequence)):
             raise RequestError(
                 "this model writes down what its encoder hears or sees, and reads no text; send a message "
                 "with one picture and no text"
             )
+        if len(texts) > 1 or not isinstance(messages, Sequence):
+            raise RequestError(
+                "the text beside a picture begins this model's answer, so there may be one; send one message "
+                "with a picture and a text"
+            )
         _, pictures = self.take(messages, salt)
         if len(pictures) != 1:
             raise RequestError(
-                f"this model writes down one picture of a line, not {len(pictures)}; send each in a request "
+                f"this model writes down one picture, not {len(pictures)}; send each in a request "
                 "of its own, and of a PDF file one 'page'"
             )
         key = hashlib.blake2b(f"{len(salt)} {salt}".encode(), digest_size=32)
         key.update(pictures[0].key)
-        return EncoderOutput(key.digest(), self._encoder.states(pictures[0], salt))
+        return EncoderOutput(key.digest(), self._encoder.states(pictures[0], salt)), "".join(texts)
 
 
 def _check_parts(messages: Any) -> None:
@@ -198,11 +205,14 @@ def _has_pictures(message: Any) -> bool:
     return isinstance(content, list | tuple) and any(is_picture(part) or is_video(part) for part in content)
 
 
-def _has_text(message: Any) -> bool:
-    content = message.get("content") if isinstance(message, Mapping) else message
-    parts = content if isinstance(content, list | tuple) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    return any(isinstance(text, str) and text.strip() for text in texts)
+def _texts(messages: Sequence[Any]) -> list[str]:
+    """Return the texts of messages that are not empty."""
+    texts = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else message
+        parts = content if isinstance(content, list | tuple) else [content]
+        texts += [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return [text for text in texts if isinstance(text, str) and text.strip()]
 
 
 def _video(part: Mapping[str, Any]) -> Video:

@@ -178,7 +178,7 @@ class ImageEncoder:
         height, width = size
         patch = self.processor.patch
         patches = max((high // patch) * (wide // patch) for high, wide in map(unit_size, prepared.units))
-        if patches > MOST_PATCHES:
+        if self.processor.whole_units and patches > MOST_PATCHES:
             raise RequestError(
                 f"a picture of {width} x {height} pixels makes {patches} patches of {self.processor.patch} "
                 f"pixels; the limit is {MOST_PATCHES}; make it smaller"

@@ -407,7 +407,7 @@ class CheckpointModel(InPlaceModel):
 
     @cached_property
     def sees(self) -> bool:
-        return has_tower(self.config) and has_processor(self.folder)
+        return has_tower(self.config) and (bool(self.config.get("encoder")) or has_processor(self.folder))
 
     @property
     def hears(self) -> bool:

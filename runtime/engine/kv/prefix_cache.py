@@ -207,7 +207,7 @@ class PrefixCache:
         if self._stored is not None:
             self._keys[slot] = self._chunk_keys(request, count)
             if self._stored.shared:
-                self._slots.save(slot, self._keys[slot])
+                self._slots.save(slot, self._keys[slot], leaves=False)
 
     def evict(self, slot: int, *, save: bool = True) -> None:
         """Free an idle slot; with ``save``, copy its KV to the tiers first."""

@@ -1,4 +1,4 @@
-"""``vision.onnx`` of TrOCR (https://arxiv.org/abs/2109.10282): a ViT or DeiT, whose rows a decoder reads.
+"""``vision.onnx`` of a ViT or DeiT whose rows a decoder reads, as in TrOCR (https://arxiv.org/abs/2109.10282).
 
 Sources: ViT, https://arxiv.org/abs/2010.11929; DeiT, https://arxiv.org/abs/2012.12877.
 """
@@ -58,7 +58,7 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
             f"tiles of {tile} pixels are not supported; supported: the encoder's {edge}"
         )
     return Processor(
-        family="vision_encoder_decoder",
+        family="vit",
         tile=tile,
         resized=resized,
         extra=len(TOKENS[encoder["model_type"]]),
