@@ -7,7 +7,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..contract import CONTEXT_LENGTH
 from ..errors import UnsupportedModelError, UsageError
 from ..graph_opt.graph.saving import save_model
 from ..progress import Progress
+from ..records import dataclass
 from ..storage.scratch import scratch_folder
 from ..storage.stored_tensor import StoredStack, StoredTensor
 from ..storage.writing import writing

@@ -10,11 +10,12 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from ..errors import CheckpointError, PackageError, UnsupportedModelError
+from ..records import dataclass
 from ..storage.writing import writing
 from .config import RawConfig, module_name, read_json
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import onnx_ir as ir
 
 from ...contract import MERGED_PATCHES, PATCH_COS, PATCH_SIN, PIXELS
 from ...errors import CheckpointError
+from ...records import dataclass
 from ..config import RawConfig, integer, number
 from ..weights import Checkpoint
 from .encoder import EncoderConfig, EncoderLayers

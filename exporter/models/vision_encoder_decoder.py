@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from .. import layers
 from ..config import DecoderConfig, RawConfig, decoder_config, integer, mapping, with_defaults
 from ..decoder import Decoder

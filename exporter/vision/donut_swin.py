@@ -7,7 +7,6 @@ when the graph is written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import onnx_ir as ir
 
 from ...contract import IMAGE_STATES
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, number
 from ..encoders.tower import Tower, tower_config
 from ..encoders.windows import Windows, padded

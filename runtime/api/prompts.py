@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict, cast
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ...errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
 from ...providers.base import EncoderOutput
+from ...records import dataclass
 from ..engine.requests.pooled_states import Pooling
 from ..engine.requests.prompt_images import PromptImages
 from ..engine.schedule.admission import check_prompt

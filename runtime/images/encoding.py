@@ -10,7 +10,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from ...contract import INPUT_IDS
 from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
+from ...records import dataclass
 from .opening import Pixels, open_picture, read_picture
 from .units import Ids, Prepared, UnitInputs, Values, joined, unit_key, unit_size
 from .video import Video

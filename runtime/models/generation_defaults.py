@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, PackageError
 from ...exporter.config import read_generation_config, stated_token
+from ...records import dataclass
 from ..types.sampling_params import SamplingParams
 
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
