@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -20,6 +19,7 @@ from ...contract import INPUT_IDS
 from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
 from ...records import dataclass
+from ..process.kept import Kept
 from .opening import Pixels, open_picture, read_picture
 from .units import Ids, Prepared, UnitInputs, Values, joined, unit_key, unit_size
 from .video import Video
@@ -118,14 +118,13 @@ class ImageEncoder:
         run: Callable[[Mapping[str, npt.NDArray[Any]]], States],
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self.processor, self._run, self._room = processor, run, cache_bytes
+        self.processor, self._run = processor, run
         name = f"{__package__}.{processor.family}"
         self._geometry = cast(Geometry, importlib.import_module(name))
         self.num_encoded = 0
-        self._kept: OrderedDict[bytes, States] = OrderedDict()
+        self._kept = Kept[States](lambda states: states.nbytes, cache_bytes)
         self._constants: list[States] = []  # rows that are the same for all pictures, once they are known
-        self._bytes = 0
-        self._prepared: OrderedDict[bytes, Picture] = OrderedDict()
+        self._prepared = Kept[Picture](lambda picture: picture.num_bytes, PREPARED_BYTES)
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
     def prepare(self, source: Any, *, several: bool = False, salt: str = "") -> Picture:
@@ -143,16 +142,15 @@ class ImageEncoder:
         if isinstance(source, str | os.PathLike):
             source = read_picture(Path(source))
         name = _source_key(source, several, salt)
+        if name is None:
+            return self._made(source, several=several)
         with self._lock:
-            if name is not None and name in self._prepared:
-                self._prepared.move_to_end(name)
-                return self._prepared[name]
+            known = self._prepared.get(name)
+        if known is not None:
+            return known
         picture = self._made(source, several=several)
-        if name is not None:
-            with self._lock:
-                self._prepared[name] = picture
-                while sum(each.num_bytes for each in self._prepared.values()) > PREPARED_BYTES:
-                    self._prepared.popitem(last=False)
+        with self._lock:
+            self._prepared.put(name, picture)
         return picture
 
     def _made(self, source: Any, *, several: bool) -> Picture:
@@ -208,11 +206,12 @@ class ImageEncoder:
         units, order, weights = picture.prepared.units, picture.prepared.rows, picture.prepared.weights
         keys = [unit_key(unit, f"{salt} {list(text)}" if text else salt) for unit in units]
         with self._lock:
-            rows = {key: self._kept[key] for key in keys if key in self._kept}
+            rows = {key: states for key in keys if (states := self._kept.get(key)) is not None}
             missing = {key: unit for key, unit in zip(keys, units, strict=True) if key not in rows}
             for part in _runs(missing):
                 rows |= zip(part, self._encode([missing[name] for name in part], text), strict=True)
-            self._keep(rows)
+            for key, states in rows.items():
+                self._kept.put(key, states)
             height, width = picture.size
             _log.debug(
                 "a picture of %d x %d pixels: %d of %d units computed, %d in all",
@@ -244,17 +243,6 @@ class ImageEncoder:
         self.num_encoded += len(units)
         ends = np.cumsum([len(unit.merged) for unit in inputs])[:-1]
         return [part.copy() for part in np.split(states, ends)]
-
-    def _keep(self, rows: Mapping[bytes, States]) -> None:
-        for key, states in rows.items():
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                continue
-            self._kept[key] = states
-            self._bytes += states.nbytes
-        while self._bytes > self._room:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.nbytes
 
 
 def _source_key(source: Any, several: bool, salt: str) -> bytes | None:
