@@ -227,17 +227,18 @@ class ImageEncoder:
         """The module of the family; see ``Geometry``."""
         return self._geometry
 
-    def feeds(self, units: Sequence[Values]) -> dict[str, npt.NDArray[Any]]:
-        """Return the inputs of ``vision.onnx`` for units of pictures, which run together."""
-        return joined([self._geometry.inputs(self.processor, unit) for unit in units])
+    def feeds(self, units: Sequence[Values], text: Sequence[int] = ()) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs of ``vision.onnx`` for units that run together, or for one with a text."""
+        return self._feeds([self._geometry.inputs(self.processor, unit) for unit in units], text)
+
+    @staticmethod
+    def _feeds(inputs: Sequence[UnitInputs], text: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+        return joined(inputs) | ({INPUT_IDS: np.array(text, np.int64)} if text else {})
 
     def _encode(self, units: Sequence[Values], text: Sequence[int] = ()) -> Sequence[States]:
         """Run units together, or one with a text."""
         inputs = [self._geometry.inputs(self.processor, unit) for unit in units]
-        feeds = joined(inputs)
-        if text:
-            feeds[INPUT_IDS] = np.array(text, np.int64)
-        states = self._run(feeds)
+        states = self._run(self._feeds(inputs, text))
         if count := self.processor.constants:
             states, self._constants = states[:-count], [states[-count:]]
         self.num_encoded += len(units)

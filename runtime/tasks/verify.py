@@ -30,6 +30,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 MOST_STEPS = 100_000
 _SIZES = ((64, 96), (120, 50), (33, 33))  # of the pictures that towers are compared on
+_TEXT = 8  # tokens
 _MOST_UNITS = 2  # of each picture, since a unit may take seconds
 
 
@@ -157,11 +158,12 @@ def _tower_report(names: tuple[str, str], bars: Bars | None, progress: Progress)
         )
     encoder = open_tower(paths[0], session=None)
     rng = np.random.default_rng(0)
+    text = range(min(_TEXT, first.longest))  # of an encoder that reads one behind a picture
     pictures = [encoder.prepare(rng.integers(0, 256, (*size, 3), np.uint8)) for size in _SIZES]
     return verify_graphs(
         paths[0] / VISION_FILE,
         paths[1] / VISION_FILE,
-        [encoder.feeds(picture.prepared.units[:_MOST_UNITS]) for picture in pictures],
+        [encoder.feeds(picture.prepared.units[:_MOST_UNITS], text) for picture in pictures],
         bars,
         names=(f"{names[0]}: {VISION_FILE}", f"{names[1]}: {VISION_FILE}"),
         progress=progress,

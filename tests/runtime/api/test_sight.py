@@ -513,7 +513,7 @@ def test_memory_does_not_grow_with_the_number_of_pictures(package: Path) -> None
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     with opened(package) as llm:
-        llm.requests.sight._encoder._room = 2**20
+        llm.requests.sight._encoder._kept.most_bytes = 2**20
         sizes = [resident()]
         for part in range(5):
             for number in range(100):
