@@ -8,7 +8,6 @@ is one patch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import onnx_ir as ir
 
 from ...contract import IMAGE_STATES, INPUT_IDS
 from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, mapping, number, read_json, with_defaults
 from ..encoders.tower import Tower, tower_config
 from ..encoders.windows import Windows

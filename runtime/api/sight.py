@@ -7,12 +7,12 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ChatTemplateError, RequestError
 from ...options import shown
 from ...providers.base import EncoderOutput
+from ...records import dataclass
 from ..engine.requests.prompt_images import PromptImages
 from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
