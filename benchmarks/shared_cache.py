@@ -72,6 +72,7 @@ def read(args: argparse.Namespace, url: str) -> dict[str, list[Cost]]:
         for number in range(args.prompts + 1):
             own = prompt(number, args.tokens)
             computed, none = cost(llm, prompt(number + _OTHERS, args.tokens))
+            llm.engine.flush_tiers(60)  # its KV is not written while others are measured
             store, shared = cost(llm, [*own, 5])
             slot, held = cost(llm, [*own, 6])
             llm.engine.scheduler.cache.clear(save=True)

@@ -173,6 +173,59 @@ def test_a_barrier_that_some_threads_leave_out_is_an_error(tmp_path: Path) -> No
         drawn(broken, np.ones((1, 600), np.float32), 8)
 
 
+def quantized(rng: np.random.Generator, columns: int, inner: int, group: int) -> tuple[Array, ...]:
+    """Return weights as whole numbers [columns, inner], scales and zero points [columns, groups]."""
+    groups = inner // group
+    scales = (rng.random((columns, groups)) * 0.02 + 0.001).astype(np.float16)
+    return rng.integers(0, 16, (columns, inner)), scales, rng.integers(0, 16, (columns, groups))
+
+
+def packed(values: Array) -> Array:
+    """Return two values a byte along the last axis, the first one in the lower half."""
+    even = np.pad(values, [(0, 0), (0, values.shape[1] % 2)])
+    both: Array = (even[:, ::2] | even[:, 1::2] << 4).astype(np.uint8)
+    return both
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner", "group", "most"),
+    [
+        (17, 24, 256, 32, 32),
+        (32, 16, 1152, 128, 32),
+        (33, 40, 96, 32, 64),
+        (64, 8, 2080, 16, 64),
+        (100, 17, 512, 256, 128),
+        (128, 48, 160, 16, 128),
+    ],
+)
+def test_an_int4_product_is_that_of_numpy(
+    emulator: Emulator, rows: int, columns: int, inner: int, group: int, most: int, zeros: bool
+) -> None:
+    rng = np.random.default_rng(inner)
+    x = rng.normal(0, 1, (rows, inner)).astype(np.float16)
+    weights, scales, points = quantized(rng, columns, inner, group)
+    middles = points if zeros else np.full_like(points, 8)
+    exact = (weights - middles.repeat(group, axis=1)) * scales.astype(np.float32).repeat(group, axis=1)
+    expected = x.astype(np.float64) @ exact.astype(np.float16).astype(np.float64).T
+    y = np.full((rows + 1, columns), np.nan, np.float16)
+    given = [x, packed(weights), scales, packed(points) if zeros else None, y]
+    sizes = [ctypes.c_int(size) for size in (rows, columns, inner, group)]
+    emulator.launch(f"int4_product_{most}", -(-columns // 16), 256, *given, *sizes)
+    bound = 2**-11 * np.abs(expected) + inner * 2**-23 * np.abs(x).astype(float) @ np.abs(exact).T
+    assert np.all(np.abs(y[:rows] - expected) <= bound)
+    assert np.isnan(y[rows]).all()  # nothing behind the rows
+
+
+def test_the_part_of_a_rank_lies_among_zeros(emulator: Emulator) -> None:
+    x, y = np.arange(1, 16, dtype=np.float32).reshape(3, 5), np.full((3, 12), np.nan, np.float32)
+    sizes = [ctypes.c_longlong(size) for size in (3, 5, 12, 4)]
+    emulator.launch("spread_part", 2, 32, x, y, *sizes)
+    expected = np.zeros((3, 12), np.float32)
+    expected[:, 4:9] = x
+    np.testing.assert_array_equal(y, expected)
+
+
 @pytest.fixture(scope="module")
 def compiler() -> Nvrtc:
     """NVRTC, which needs neither a device nor a driver."""
