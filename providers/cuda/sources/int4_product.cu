@@ -3,7 +3,6 @@
 //   x        half [rows, inner]
 //   weights  uint8 [columns, inner / 2], the first weight of two in the lower half of a byte
 //   scales   half [columns, inner / group]
-//   zeros    uint8 [columns, (inner / group + 1) / 2], packed in the same way; null: 8
 //   y        half [rows, columns]
 //
 // onnxruntime's kernel for more than 16 rows writes all weights as half to memory and reads them again. Here a block of 8
@@ -23,28 +22,15 @@ constexpr int kWarps = 8, kColumns = 16, kStep = 128, kOwn = 32;  // kOwn: place
 
 __device__ inline Words load(const void* from) { return *static_cast<const Words*>(from); }
 
-// The scale and the zero point of a group of weights.
-struct Group {
-  float scale, zero;
-};
-
-__device__ inline Group group_of(const Half* scales, const unsigned char* zeros, int column, int index, int groups) {
-  const float scale = to_float(scales[static_cast<long long>(column) * groups + index]);
-  if (zeros == nullptr) return {scale, 8.0f};
-  const unsigned both = zeros[static_cast<long long>(column) * ((groups + 1) / 2) + index / 2];
-  return {scale, static_cast<float>(index % 2 ? both >> 4 : both & 15)};
-}
-
 // Two weights, of `word` from bit `first` on.
-__device__ inline unsigned two_weights(unsigned word, int first, Group group) {
-  const float low = static_cast<float>(word >> first & 15), high = static_cast<float>(word >> first + 4 & 15);
-  return from_float<Half>((low - group.zero) * group.scale).bits |
-         static_cast<unsigned>(from_float<Half>((high - group.zero) * group.scale).bits) << 16;
+__device__ inline unsigned two_weights(unsigned word, int first, float scale) {
+  const int low = static_cast<int>(word >> first & 15) - 8, high = static_cast<int>(word >> (first + 4) & 15) - 8;
+  return from_float<Half>(low * scale).bits | static_cast<unsigned>(from_float<Half>(high * scale).bits) << 16;
 }
 
 template <int kTiles>  // of 16 rows
-__device__ void multiply(const Half* x, const unsigned char* weights, const Half* scales, const unsigned char* zeros, Half* y,
-                         int rows, int columns, int inner, int group) {
+__device__ void multiply(const Half* x, const unsigned char* weights, const Half* scales, Half* y, int rows, int columns,
+                         int inner, int group) {
   __shared__ float total[16 * kTiles * kColumns];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int first = blockIdx.x * kColumns, groups = inner / group;
@@ -52,12 +38,13 @@ __device__ void multiply(const Half* x, const unsigned char* weights, const Half
   for (int begin = warp * kStep; begin < inner; begin += kWarps * kStep) {
     const int place = begin + kOwn * t;
     Words packed[2] = {};
-    Group halves[2][2] = {};  // of the first and the last 16 weights
+    float halves[2][2] = {};  // scales of the first and the last 16 weights
     for (int n = 0; n < 2; n++) {
       const int column = first + 8 * n + g;
       if (column >= columns || place >= inner) continue;  // 0 with a scale of 0
       packed[n] = load(weights + static_cast<long long>(column) * (inner / 2) + place / 2);
-      for (int h = 0; h < 2; h++) halves[n][h] = group_of(scales, zeros, column, (place + 16 * h) / group, groups);
+      for (int h = 0; h < 2; h++)
+        halves[n][h] = to_float(scales[static_cast<long long>(column) * groups + (place + 16 * h) / group]);
     }
     for (int word = 0; word < 4; word++) {  // 8 weights: two products
       unsigned b[2][2][2];
@@ -92,13 +79,17 @@ __device__ void multiply(const Half* x, const unsigned char* weights, const Half
   }
 }
 
-#define CARRYALL_INT4_PRODUCT(tiles, most)                                                                              \
-  extern "C" __global__ void int4_product_##most(const Half* x, const unsigned char* weights, const Half* scales,       \
-                                                 const unsigned char* zeros, Half* y, int rows, int columns, int inner, \
-                                                 int group) {                                                           \
-    multiply<tiles>(x, weights, scales, zeros, y, rows, columns, inner, group);                                         \
-  }
+extern "C" __global__ void int4_product_32(const Half* x, const unsigned char* weights, const Half* scales, Half* y, int rows,
+                                           int columns, int inner, int group) {
+  multiply<2>(x, weights, scales, y, rows, columns, inner, group);
+}
 
-CARRYALL_INT4_PRODUCT(2, 32)
-CARRYALL_INT4_PRODUCT(4, 64)
-CARRYALL_INT4_PRODUCT(8, 128)
+extern "C" __global__ void int4_product_64(const Half* x, const unsigned char* weights, const Half* scales, Half* y, int rows,
+                                           int columns, int inner, int group) {
+  multiply<4>(x, weights, scales, y, rows, columns, inner, group);
+}
+
+extern "C" __global__ void int4_product_128(const Half* x, const unsigned char* weights, const Half* scales, Half* y, int rows,
+                                            int columns, int inner, int group) {
+  multiply<8>(x, weights, scales, y, rows, columns, inner, group);
+}
