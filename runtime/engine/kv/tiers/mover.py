@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE = 0.1  # seconds for a chunk of a store, until the cost of computing one is known
 _LEAST_PATIENCE = 0.01  # a shorter estimate of that cost is noise, and no store could answer
 _WEIGHT = 0.2  # of the newest restore in the moving average
-_AHEAD = 16  # chunks that a tier may read before they are asked for
+_AHEAD = 8  # chunks that a tier may read before they are asked for; more do not stay in a processor's cache
 _DECAY = 0.995  # of the average at each skipped restore, so that a slow tier is tried again later
 
 
