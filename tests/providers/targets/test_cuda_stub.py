@@ -85,7 +85,7 @@ def test_a_step_is_given_to_the_device_before_the_one_before_it_is_waited_for() 
 def test_own_kernels_are_launched_and_captured_in_place_of_many(form: str) -> None:
     """A layer's gate is one launch in place of three; the largest logits and the draw are one of all.
 
-    With int4 weights, the paged prompt, padded to 32 tokens, has carryall's products; few rows have onnxruntime's.
+    With int4 weights, the paged prompt, padded to 32 tokens, has carryall's products; few rows do not.
     """
     outcome = cuda_stub.run("own_kernels", "qwen3", form)
     launches = {name: found[0] for name, found in outcome.result.items()}
