@@ -153,7 +153,7 @@ def test_caches_take_what_they_need_and_give_it_back() -> None:
     assert outcome.illegal() == []
 
 
-def test_out_of_memory_in_a_step_fails_its_request_only() -> None:
+def test_a_request_for_which_there_is_no_memory_at_all_fails_and_later_ones_run() -> None:
     outcome = cuda_stub.run("memory_in_a_step")
     reason, message, later = outcome.result
     assert reason == "error"
