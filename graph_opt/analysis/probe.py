@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ...contract import ATTENTION_MASK, CACHE, IMAGE_AHEAD, INPUT_IDS, POSITION_IDS, ROPE_POSITIONS
 from ...errors import GraphError
+from ...records import dataclass
 from ..graph.edit import hold_in_memory, static_size
 from ..graph.lazy import Array
 from .constant_evaluation import content_of, is_known

@@ -6,13 +6,13 @@ The layout within a block is that of ``providers/native/sources/attention.h``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ...records import dataclass
 from ..base import KVEviction
 from .kv_blocks import chosen_rows
 from .kv_memory import reserve

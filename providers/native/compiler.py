@@ -110,6 +110,7 @@ def sources_key() -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
 def installed_library(package: Path = SOURCES.parent) -> Path:
     """Return where an installation keeps the library of these sources, whether or not it is there.
 

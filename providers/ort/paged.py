@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,7 @@ from ...contract import (
 )
 from ...errors import GraphError, ProviderRuntimeError, ProviderUnavailableError
 from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, STATE_PLACES, TABLE
+from ...records import dataclass
 from ..base import BestLogits, Draw, KVEviction
 from ..kv.block_pool import FREED
 from ..kv.decoder_graph import DecoderGraph, read_graph

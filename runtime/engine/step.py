@@ -6,13 +6,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import OutOfMemoryError, ProviderRuntimeError
 from ...providers.base import BestLogits, Pending, Row, Runner
+from ...records import dataclass
 from .kv.slots import Operation
 from .requests.request import Request
 from .sampling.sampler import BatchLogitsProcessor, Sample, best_may_suffice, is_wanted, sample

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import int_attribute, nodes_of, static_size
 
 DOMAIN = "carryall"

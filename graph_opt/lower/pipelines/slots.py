@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
 from ....errors import UsageError
+from ....records import dataclass
 from ...passes.fuse.sink_attention import SinkAttentionPass
 from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.remove_unused import RemoveUnusedNodesPass

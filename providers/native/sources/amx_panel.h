@@ -5,6 +5,7 @@
 #include "amx_configuration.h"
 #include "avx512.h"
 #include "integers.h"
+#include "products.h"
 #include "unpacked.h"
 
 namespace carryall {
@@ -15,21 +16,6 @@ constexpr int64_t kUnpacked = 128 << 10;  // bytes of weights that are unpacked 
 constexpr int64_t kFewStrips = 2, kUnpackedForFew = 24 << 10;  // for this many strips of 16 rows, for the first-level cache
 constexpr int64_t kMostBlock = 256;       // inputs
 constexpr int64_t kUnpackedFactors = 48 << 10;  // bytes of scales and minima of as many weights of GGUF files
-
-// Memory that is asked for while a panel is multiplied: the tiles after its own.
-class Ahead {
- public:
-  Ahead(const uint8_t* data, int64_t bytes, int64_t steps)
-      : line_(data), end_(data + bytes), lines_((bytes / kLine + steps - 1) / steps) {}
-  // Called in each of the steps.
-  CARRYALL_INLINE void fetch() {
-    for (int64_t i = 0; i < lines_ && line_ < end_; i++, line_ += kLine) __builtin_prefetch(line_, 0, 2);
-  }
-
- private:
-  const uint8_t *line_, *end_;
-  int64_t lines_;
-};
 
 // Steps [first, last) of the inputs of some tiles, for some rows. A step is a unit of unpacked.h or a block.
 struct Panel {

@@ -3,7 +3,7 @@
 // each digit of the integer in base 8 does, if digits are -3 to 4 (and values -32 to 31), so a group has a product for each of two or
 // three digits, which are added exactly.
 #pragma once
-#include "avx512_gguf.h"
+#include "avx512_unpacked.h"
 
 namespace carryall {
 namespace {
@@ -63,80 +63,35 @@ CARRYALL_INLINE void write_sixteen(const uint8_t* unit, __m128i scales, int8_t* 
   });
 }
 
-// Writes a unit of 4 or 5 bits as signed bytes.
+// Groups [first, last) of a tile of Q2_K, Q3_K or Q6_K, and their factors: the scale of the stretch; the scale of minima and the integers
+// of minima.
 template <int kBits>
-CARRYALL_INLINE void write_unit(const Weights& w, const uint8_t* unit, __m512i codes, __m512i zero, int8_t* bytes) {
-  stored::each<kUnit / 4>([&](auto line) __attribute__((always_inline)) {
-    constexpr int k = 4 * decltype(line)::value;
-    const __m512i values = stored::four_inputs<kBits, k>(unit);
-    _mm512_storeu_si512(bytes + k * kColumns, w.coded() ? _mm512_shuffle_epi8(codes, values) : _mm512_sub_epi8(values, zero));
-  });
-}
-
-CARRYALL_INLINE __m512i all_codes(const Weights& w) {
-  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(codes_of(w))));
-}
-
-// Groups [first, last) of a tile of K-quants or IQ4_XS, and their factors: the scale of the stretch; the integers of blocks of 32 as
-// floats; the scale of minima and the integers of minima.
-template <int kBits>
-void unpack_groups(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, int8_t* bytes, uint8_t* factors) {
+void unpack_digits(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, uint8_t* bytes, uint8_t* factors) {
   const StoredForm form(w);
   const int64_t unit = w.unit_bytes();
-  const __m512i codes = all_codes(w), zero = _mm512_setzero_si512();
   for (int64_t s = first; s < last; s++, bytes += form.step_bytes, factors += form.factor_bytes) {
     const uint8_t *stretch = tile + s / 4 * w.stretch_bytes(), *units = stretch + s % 4 * 2 * unit, *halves = stretch + w.factors();
     _mm512_store_ps(factors, stored::floats_of(halves));
-    if constexpr (kBits == 2 || kBits == 3 || kBits == 6) {
-      const Fours<kBits> fours(halves, s % 4);
-      for (int j = 0; j < 2; j++) {
-        int8_t* of_unit = bytes + j * kUnit * kColumns;
-        write_sixteen<kBits, 0>(units + j * unit, fours.scales[2 * j], of_unit);
-        write_sixteen<kBits, 16>(units + j * unit, fours.scales[2 * j + 1], of_unit);
-      }
-      if (kBits != 2) continue;
-      _mm512_store_ps(factors + kLine, stored::floats_of(halves + 2 * kColumns));
-      for (int j = 0; j < 4; j++) _mm512_store_ps(factors + (2 + j) * kLine, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(fours.minima[j])));
-      continue;
-    }
-    __m512i scales[2];
-    if (w.coded()) {
-      for (int j = 0; j < 2; j++) scales[j] = _mm512_cvtepi8_epi32(columns(halves + (2 + 2 * (s % 4) + j) * kColumns));
-    } else {
-      const Sixes sixes(halves + kLine, s % 4);
-      for (int j = 0; j < 2; j++) scales[j] = _mm512_cvtepu8_epi32(sixes.scales[j]);
-      _mm512_store_ps(factors + 3 * kLine, stored::floats_of(halves + 2 * kColumns));
-      for (int j = 0; j < 2; j++) _mm512_store_ps(factors + (4 + j) * kLine, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(sixes.minima[j])));
-    }
+    const Fours<kBits> fours(halves, s % 4);
     for (int j = 0; j < 2; j++) {
-      _mm512_store_ps(factors + (1 + j) * kLine, _mm512_cvtepi32_ps(scales[j]));
-      write_unit<kBits>(w, units + j * unit, codes, zero, bytes + j * kUnit * kColumns);
+      int8_t* of_unit = reinterpret_cast<int8_t*>(bytes) + j * kUnit * kColumns;
+      write_sixteen<kBits, 0>(units + j * unit, fours.scales[2 * j], of_unit);
+      write_sixteen<kBits, 16>(units + j * unit, fours.scales[2 * j + 1], of_unit);
     }
-  }
-}
-
-// Blocks [first, last) of 32 inputs with a scale each, and their factors: scales, then minima.
-template <int kBits>
-void unpack_single(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, int8_t* bytes, uint8_t* factors) {
-  const StoredForm form(w);
-  const __m512i codes = all_codes(w), zero = _mm512_set1_epi8(static_cast<char>(zero_of(w)));
-  for (int64_t b = first; b < last; b++, bytes += form.step_bytes, factors += form.factor_bytes) {
-    const uint8_t *unit = tile + b * w.stretch_bytes(), *halves = unit + w.factors();
-    _mm512_store_ps(factors, stored::scales_of(w, halves));
-    if (w.offsets == Offsets::half_minima) _mm512_store_ps(factors + kLine, stored::floats_of(halves + 2 * kColumns));
-    if constexpr (kBits == 8) memcpy(bytes, unit, static_cast<size_t>(form.step_bytes));
-    else write_unit<kBits>(w, unit, codes, zero, bytes);
+    if (kBits != 2) continue;
+    _mm512_store_ps(factors + kLine, stored::floats_of(halves + 2 * kColumns));
+    for (int j = 0; j < 4; j++) stored::store_integers(factors + (2 + j) * kLine, _mm512_cvtepi8_epi32(fours.minima[j]));
   }
 }
 
 inline void unpack_stored(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, int8_t* bytes, uint8_t* factors) {
   const bool groups = w.group > 0;
-  const auto unpack = w.bits == 2 ? unpack_groups<2>
-                      : w.bits == 3 ? unpack_groups<3>
-                      : w.bits == 4 ? (groups ? unpack_groups<4> : unpack_single<4>)
-                      : w.bits == 5 ? (groups ? unpack_groups<5> : unpack_single<5>)
-                      : w.bits == 6 ? unpack_groups<6> : unpack_single<8>;
-  unpack(w, tile, first, last, bytes, factors);
+  const auto unpack = w.bits == 2 ? unpack_digits<2>
+                      : w.bits == 3 ? unpack_digits<3>
+                      : w.bits == 4 ? (groups ? stored::unpack_groups<4, false> : stored::unpack_single<4, false>)
+                      : w.bits == 5 ? (groups ? stored::unpack_groups<5, false> : stored::unpack_single<5, false>)
+                      : w.bits == 6 ? unpack_digits<6> : stored::unpack_single<8, false>;
+  unpack(w, tile, first, last, reinterpret_cast<uint8_t*>(bytes), factors);
 }
 
 }  // namespace

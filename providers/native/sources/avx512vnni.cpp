@@ -5,6 +5,7 @@
 #include "cpu.h"
 #include "grouped_rows.h"
 #include "quantize_avx512.h"
+#include "stored_rows.h"
 #include "unit_rows.h"
 
 namespace carryall {
@@ -13,7 +14,9 @@ namespace {
 void multiply_avx512(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                      int64_t first_tile, int64_t last_tile, Outputs y) {
   const int64_t count = last_row - first_row;  // one and two wait for memory, or take as long with a scale for each block
-  const auto chosen = w.halves() ? multiply<StoredAvx512> : in_units(w, count) ? multiply_units<Avx512> : count > 2 && in_pairs(w) ? multiply<Pairs<Avx512>> : multiply<OneRegister<ByteProducts<Avx512>>>;
+  const auto chosen = w.halves() ? (count < stored::kUnpackedRows ? multiply<StoredAvx512> : stored::multiply_many)
+                      : in_units(w, count) ? multiply_units<Avx512>
+                      : count > 2 && in_pairs(w) ? multiply<Pairs<Avx512>> : multiply<OneRegister<ByteProducts<Avx512>>>;
   chosen(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
 }
 

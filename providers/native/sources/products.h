@@ -59,6 +59,21 @@ class Later {
   int64_t lines_ = 0;
 };
 
+// Memory that is asked for while some tiles are multiplied: the tiles after them.
+class Ahead {
+ public:
+  Ahead(const uint8_t* data, int64_t bytes, int64_t steps)
+      : line_(data), end_(data + bytes), lines_((bytes / kLine + steps - 1) / steps) {}
+  // Called in each of the steps.
+  CARRYALL_INLINE void fetch() {
+    for (int64_t i = 0; i < lines_ && line_ < end_; i++, line_ += kLine) __builtin_prefetch(line_, 0, 2);
+  }
+
+ private:
+  const uint8_t *line_, *end_;
+  int64_t lines_;
+};
+
 // One tile's columns for `count` rows.
 struct Part {
   const Weights* weights;

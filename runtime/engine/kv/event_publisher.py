@@ -17,11 +17,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ....errors import MissingExtraError, UsageError
 from ....options import Checked, checked, option
+from ....records import dataclass
 from ..requests.chunk import CHUNK_TOKENS
 from .held_blocks import BlockEvent, BlocksRemoved, BlocksStored
 

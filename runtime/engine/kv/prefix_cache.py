@@ -12,9 +12,9 @@ prefixes shorter than it was when trimmed.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from ....records import dataclass
 from ..requests.chunk import CHUNK_TOKENS, ChunkKeys, TierPrefix
 from ..requests.request import Request
 from .held_blocks import HeldBlocks

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ....providers.base import Row
+from ....records import dataclass
 from ..kv.held_blocks import HeldBlocks
 from ..kv.prefix_cache import PrefixCache, StoredPrefixes
 from ..kv.prefix_tree import PrefixMatch

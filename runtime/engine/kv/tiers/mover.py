@@ -6,16 +6,16 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from .....errors import ProviderRuntimeError, UsageError
 from .....providers.base import Runner
+from .....records import dataclass
 from .....storage.root import cache_root
 from .....storage.secret import kv_key
-from ...requests.chunk import CHUNK_TOKENS, Parts, Tier, TierPrefix, state_key
+from ...requests.chunk import CHUNK_TOKENS, Parts, Save, Tier, TierPrefix, state_key
 from ...requests.prompt_costs import PromptCosts
 from ...requests.request import Request
 from .chunk_store import ChunkStore, open_store

@@ -6,11 +6,11 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .....errors import UsageError
 from .....options import declared, option
+from .....records import dataclass
 from ...requests.prefill_client import PREFILL_KEY_VARIABLE
 
 if TYPE_CHECKING:
