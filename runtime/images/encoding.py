@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import INPUT_IDS
+from ...contract import IMAGE_STATES, INPUT_IDS
 from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
 from ...records import dataclass
@@ -107,6 +107,7 @@ class ImageEncoder:
         processor: how pictures are prepared.
         run: runs ``vision.onnx``; returns ``image_states`` float32 [tokens, hidden].
         cache_bytes: most bytes of kept results; the least recently used go first.
+        read: runs ``text_encoder.onnx``; None if the encoder reads no texts.
 
     Attributes:
         num_encoded: units that were computed, which those of the cache are not.
@@ -117,8 +118,9 @@ class ImageEncoder:
         processor: ImageProcessor,
         run: Callable[[Mapping[str, npt.NDArray[Any]]], States],
         cache_bytes: int = CACHE_BYTES,
+        read: Callable[[Mapping[str, npt.NDArray[Any]]], States] | None = None,
     ) -> None:
-        self.processor, self._run = processor, run
+        self.processor, self._run, self._read = processor, run, read
         name = f"{__package__}.{processor.family}"
         self._geometry = cast(Geometry, importlib.import_module(name))
         self.num_encoded = 0
@@ -192,24 +194,23 @@ class ImageEncoder:
         count = sum(map(prepared.text.count, self.processor.tokens))
         return Picture(key.digest(), prepared, count, size, place, num_frames)
 
-    def states(self, picture: Picture, salt: str = "", text: Sequence[int] = ()) -> States:
+    def states(self, picture: Picture, salt: str = "") -> States:
         """Return the rows [tokens, hidden] of a picture; units that are known are not computed.
 
         Args:
             picture: of this encoder.
             salt: only results of the same salt are known, so that time tells no tenant of others' pictures.
-            text: tokens that the encoder reads behind it, if it reads any.
 
         Raises:
             ProviderRuntimeError: the run failed.
         """
         units, order, weights = picture.prepared.units, picture.prepared.rows, picture.prepared.weights
-        keys = [unit_key(unit, f"{salt} {list(text)}" if text else salt) for unit in units]
+        keys = [unit_key(unit, salt) for unit in units]
         with self._lock:
             rows = {key: states for key in keys if (states := self._kept.get(key)) is not None}
             missing = {key: unit for key, unit in zip(keys, units, strict=True) if key not in rows}
             for part in _runs(missing):
-                rows |= zip(part, self._encode([missing[name] for name in part], text), strict=True)
+                rows |= zip(part, self._encode([missing[name] for name in part]), strict=True)
             for key, states in rows.items():
                 self._kept.put(key, states)
             height, width = picture.size
@@ -222,23 +223,40 @@ class ImageEncoder:
             return states
         return states[order] if weights is None else np.einsum("tkh,tk->th", states[order], weights)
 
+    def read(self, picture: Picture, text: Sequence[int], salt: str = "") -> States:
+        """Return the rows of a picture and of tokens behind it, for an encoder that reads texts.
+
+        The arguments are those of ``states``; results are kept likewise.
+
+        Raises:
+            ProviderRuntimeError: a run failed.
+        """
+        if self._read is None:
+            raise AssertionError("unreachable: only an encoder that reads texts is given one")
+        states = self.states(picture, salt)
+        tokens = np.array(text, np.int64)
+        name = f"{len(tokens)} {salt}".encode()
+        key = hashlib.blake2b(picture.key + tokens.tobytes() + name, digest_size=32).digest()
+        with self._lock:
+            rows = self._kept.get(key)
+            if rows is None:
+                rows = self._read({IMAGE_STATES: states, INPUT_IDS: tokens})
+                self._kept.put(key, rows)
+        return rows
+
     @property
     def geometry(self) -> Any:
         """The module of the family; see ``Geometry``."""
         return self._geometry
 
-    def feeds(self, units: Sequence[Values], text: Sequence[int] = ()) -> dict[str, npt.NDArray[Any]]:
-        """Return the inputs of ``vision.onnx`` for units that run together, or for one with a text."""
-        return self._feeds([self._geometry.inputs(self.processor, unit) for unit in units], text)
+    def feeds(self, units: Sequence[Values]) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs of ``vision.onnx`` for units of pictures, which run together."""
+        return joined([self._geometry.inputs(self.processor, unit) for unit in units])
 
-    @staticmethod
-    def _feeds(inputs: Sequence[UnitInputs], text: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
-        return joined(inputs) | ({INPUT_IDS: np.array(text, np.int64)} if text else {})
-
-    def _encode(self, units: Sequence[Values], text: Sequence[int] = ()) -> Sequence[States]:
-        """Run units together, or one with a text."""
+    def _encode(self, units: Sequence[Values]) -> Sequence[States]:
+        """Run units together."""
         inputs = [self._geometry.inputs(self.processor, unit) for unit in units]
-        states = self._run(self._feeds(inputs, text))
+        states = self._run(joined(inputs))
         if count := self.processor.constants:
             states, self._constants = states[:-count], [states[-count:]]
         self.num_encoded += len(units)

@@ -80,9 +80,9 @@ def test_methods_that_measure_a_text_are_refused(method: str, tmp_path: Path) ->
 def test_a_picture_is_encoded_once_for_all_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded, run = [], ImageEncoder._encode
 
-    def counting(self: ImageEncoder, units: Any, text: Any = ()) -> Any:
+    def counting(self: ImageEncoder, units: Any) -> Any:
         encoded.append(len(units))
-        return run(self, units, text)
+        return run(self, units)
 
     monkeypatch.setattr(ImageEncoder, "_encode", counting)
     picture = np.random.default_rng(5).integers(0, 256, (20, 60, 3), np.uint8)
