@@ -121,7 +121,7 @@ def test_other_requests_go_before_the_tower(package: Path) -> None:
         started = [nice for task, nice in after.items() if task not in before]
         usual = os.getpriority(os.PRIO_PROCESS, 0)
         assert started.count(min(19, usual + 5)) == 2  # beside the thread that calls
-        assert before == {task: after[task] for task in before}
+        assert all(after.get(task, nice) == nice for task, nice in before.items())  # some have ended
 
 
 def test_a_second_question_on_a_picture_computes_nothing_of_it(package: Path) -> None:
