@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import Runner
-from ..requests.chunk import Save
-from .slots import Operation, Release, SlotTable, Trim
+from .slots import Operation, Release, Save, SlotTable, Trim
 from .tiers.mover import KVMover
 
 _log = logging.getLogger(__name__)
