@@ -17,12 +17,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .errors import UsageError
+from .records import dataclass
 
 T = TypeVar("T")
 

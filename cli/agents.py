@@ -12,9 +12,9 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..records import dataclass
 
 _ANSWER_SECONDS = 10.0
 _END_SECONDS = 15.0

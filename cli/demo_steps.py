@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..exporter.package import Package
 from ..graph_opt.graph import graph_facts
 from ..progress import Progress
+from ..records import dataclass
 from ..runtime.tasks.export import export
 from ..runtime.tasks.optimize import optimize
 from ..runtime.tasks.quantize import quantize

@@ -16,7 +16,7 @@ import logging
 import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import click
 
 from ..errors import UsageError
 from ..options import Option, check_names, declared
+from ..records import dataclass
 from ..runtime.engine.config import EngineConfig
 from ..runtime.models.config import ModelConfig
 from ..runtime.service.core.config import ServerConfig

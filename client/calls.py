@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from ..errors import RequestError
 from ..proto import models_pb2, tasks_pb2
+from ..records import dataclass
 from .options import ClassifyOptions, TextOptions
 from .requests import EmbedPrompt, Message, Prompt, conversation, embed_input
 

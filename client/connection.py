@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import grpc
 
 from ..errors import UsageError
 from ..proto import service_pb2
+from ..records import dataclass
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Literal, TypeVar
 
 from ..errors import ServiceUnavailableError
 from ..proto import generation_pb2 as pb
+from ..records import dataclass
 
 FinishReason = Literal["stop", "length", "cancelled", "tool_calls", "timeout"]
 

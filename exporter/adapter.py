@@ -11,7 +11,6 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError, UsageError
+from ..records import dataclass
 from ..storage.hashes import content_key
 from ..storage.paths import check_name
 from ..storage.stored_tensor import Array, Packed, StoredTensor

@@ -9,11 +9,12 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, PackageError, UnsupportedModelError
+from ..records import dataclass
 from ..storage.writing import writing
 from . import audio
 from .config import RawConfig, integer, number, read_json, with_defaults

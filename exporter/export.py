@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from ..contract import CONTEXT_LENGTH
 from ..errors import UnsupportedModelError, UsageError
 from ..graph_opt.graph.saving import save_model
 from ..progress import Progress
+from ..records import dataclass
 from ..storage.scratch import scratch_folder
 from ..storage.stored_tensor import StoredStack, StoredTensor
 from ..storage.writing import writing
-from . import vision
 from .audio_processor import AudioProcessor, audio_module, audio_processor, hears
-from .config import CONFIG_FILE, RawConfig, context_lengths, module_name, read_config
+from .config import CONFIG_FILE, RawConfig, context_lengths, read_config
 from .config_checks import check_layer_count
 from .decoder import Decoder
 from .draft_heads import draft_head_model
@@ -32,7 +31,7 @@ from .family import family as family
 from .family import normalised_config
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import gguf_tokenizer
-from .image_processor import SIDE_FILES, ImageProcessor, has_tower, image_processor
+from .image_processor import SIDE_FILES, ImageProcessor, has_tower, image_processor, tower_module
 from .package import AUDIO_FILE, VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
@@ -136,8 +135,7 @@ def sight(
     processor: ImageProcessor | AudioProcessor
     if has_tower(raw):
         processor, file = image_processor(source, raw), VISION_FILE
-        module: Any = importlib.import_module(f"{vision.__name__}.{module_name(raw['model_type'])}")
-        model = module.vision_model(raw, Checkpoint(source, tensors))
+        model = tower_module(raw).vision_model(raw, Checkpoint(source, tensors))
     elif hears(raw):
         processor, file = audio_processor(source, raw), AUDIO_FILE
         model = audio_module(raw).audio_model(raw, Checkpoint(source, tensors))

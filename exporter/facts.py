@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from ..contract import CONTEXT_LENGTH, LOGITS_POSITIONS, SEQLENS_K
 from ..errors import GraphError
+from ..records import dataclass
 from .signature import DecoderSignature
 
 if TYPE_CHECKING:

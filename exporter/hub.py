@@ -6,12 +6,12 @@ import contextlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
+from ..records import dataclass
 from ..reports import human_bytes
 from ..storage.paths import stays_inside
 from .config.genai import GENAI_FILE

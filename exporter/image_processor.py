@@ -10,11 +10,12 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast
 
 from ..errors import CheckpointError, PackageError, UnsupportedModelError
+from ..records import dataclass
 from ..storage.writing import writing
 from .config import RawConfig, module_name, read_json
 
@@ -32,6 +33,10 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _VERSION = 2
 _VISION = f"{__package__}.vision"
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
+
+# What a model that writes down pictures does with a text beside one: it reads none, the text begins the
+# answer in place of the token that begins it otherwise, or the encoder reads it behind the picture.
+TextUse = Literal["refused", "begins", "asks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +72,9 @@ class ImageProcessor:
     texts: Mapping[str, str] = field(default_factory=dict)
     video_token_id: int = -1
 
+    text_use: ClassVar[TextUse] = "refused"
+    whole_units: ClassVar[bool] = True  # whether attention may span a unit, whose patches are limited then
+
     @property
     def place(self) -> str:
         """What the chat template writes for a picture."""
@@ -82,6 +90,11 @@ class ImageProcessor:
         """Their texts."""
         names = [("image", self.image_token_id), ("video", self.video_token_id)]
         return tuple(self.texts[name] for name, token in names if token != -1)
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a text that the encoder reads, with those around it."""
+        return 0
 
     @property
     def constants(self) -> int:
@@ -161,8 +174,18 @@ class TileProcessor(ImageProcessor):
 
 def has_tower(raw: RawConfig) -> bool:
     """Return whether a config.json describes a model whose pictures can be exported, in ``vision/``."""
-    known = module_name(raw.get("model_type")) in _families()
-    return known and bool(raw.get("vision_config") or raw.get("encoder"))
+    return tower_name(raw) in _families() and bool(raw.get("vision_config") or raw.get("encoder"))
+
+
+def tower_name(raw: RawConfig) -> str:
+    """Return the name in ``vision/`` of what a model sees with: that of its encoder, if it names one."""
+    encoder = raw.get("encoder")
+    return module_name((encoder if isinstance(encoder, dict) else raw).get("model_type"))
+
+
+def tower_module(raw: RawConfig) -> Any:
+    """Return the module that writes ``vision.onnx`` of a model."""
+    return importlib.import_module(f"{_VISION}.{tower_name(raw)}")
 
 
 def read_image_processor(path: Path) -> ImageProcessor:
@@ -212,14 +235,15 @@ def image_processor(folder: Path, raw: RawConfig) -> ImageProcessor:
     """
     settings = _preprocessor(folder)
     if settings is None:
+        other = "" if raw.get("encoder") else ", or export with --text-only"
         raise CheckpointError(
             f"{folder} holds no {PREPROCESSOR_FILE}, which says how pictures are prepared; take the "
-            "checkpoint's, or export with --text-only"
+            f"checkpoint's{other}"
         )
     path, stored = settings
     # As in transformers, null stands for a default.
     content = {key: value for key, value in stored.items() if value is not None}
-    module = importlib.import_module(f"{_VISION}.{module_name(raw['model_type'])}")
+    module = tower_module(raw)
     try:
         processor = cast(ImageProcessor, module.image_processor(content, folder, raw))
         processor.check()

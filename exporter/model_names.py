@@ -6,8 +6,9 @@ import difflib
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
+
+from ..records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, PackageError
+from ..records import dataclass
 from ..storage.manifest import FileFacts, read_manifest
 from ..storage.writing import writing
 from .config import MAX_POSITIONS, read_json

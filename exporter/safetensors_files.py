@@ -10,7 +10,6 @@ import json
 import mmap
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
+from ..records import dataclass
 from ..storage.paths import link_stays_inside, stays_inside
 from ..storage.stored_tensor import Array, Packed
 from .config import read_json

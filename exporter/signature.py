@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..contract import LOGITS, PAST_KEY, past_name
 from ..errors import GraphError
+from ..records import dataclass
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..errors import ProviderRuntimeError
 from ..options import NoOptions, checked
+from ..records import dataclass
 from .kv_groups import EncoderKV, KVGroups, StateKV
 
 if TYPE_CHECKING:

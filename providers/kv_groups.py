@@ -10,7 +10,8 @@ whoever counts, frees or reuses memory asks them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from ..records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

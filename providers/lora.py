@@ -12,7 +12,6 @@ A run binds only the rows between the first and the last place that it uses; see
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from ..contract import LORA_MASK, lora_down_name, lora_module, lora_up_name
 from ..errors import ProviderRuntimeError
+from ..records import dataclass
 from .base import LoraMatrices, RunnerConfig
 
 Span = tuple[int, int]  # the first bound row, and the row after the last

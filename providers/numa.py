@@ -7,10 +7,10 @@ import errno
 import logging
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from ..records import dataclass
 
 _log = logging.getLogger(__name__)
 

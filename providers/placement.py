@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..records import dataclass
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..records import dataclass
 from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry, sweep_deleted
 from .hashes import forget_missing_folders
 from .remembered import FACTS

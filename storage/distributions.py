@@ -6,6 +6,7 @@ command would spend before it answers.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -20,13 +21,19 @@ def distribution_folder(name: str) -> Path | None:
     wanted = _normalized(name)
     for folder in sys.path:
         try:
-            entries = os.listdir(folder or ".")
+            names = _names(folder or ".", os.stat(folder or ".").st_mtime_ns)
         except OSError:  # missing, or an archive
             continue
-        for entry in entries:
-            if entry.endswith(_SUFFIX) and _normalized(entry.partition("-")[0]) == wanted:
-                return Path(folder, entry)
+        if wanted in names:
+            return Path(folder, names[wanted])
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _names(folder: str, _changed: int) -> dict[str, str]:
+    """Return the entries of distributions by their normalized names; a folder is read again if it changed."""
+    entries = [entry for entry in os.listdir(folder) if entry.endswith(_SUFFIX)]
+    return {_normalized(entry.partition("-")[0]): entry for entry in reversed(entries)}
 
 
 def distribution_version(folder: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ class OpenFile:
     """A file of one size, time and inode.
 
     Args:
-        path: the file. It is opened anew for each read, so that no descriptor stays behind.
+        path: the file. It is opened anew for each call, so that no descriptor stays behind.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -51,20 +51,29 @@ class OpenFile:
         Raises:
             CheckpointError: the file cannot be read, or is not the one that was opened first.
         """
-        content = np.empty(count, np.uint8)  # a bytearray would be filled with zeros first
-        view, done = content.data, 0
+        return next(self.read_parts([(begin, count)]))
+
+    def read_parts(self, parts: Iterable[tuple[int, int]]) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield several parts, as ``read``: of each its first byte and its number of bytes.
+
+        Raises:
+            CheckpointError: as for ``read``.
+        """
         try:
-            with self.path.open("rb", buffering=0) as file:
-                self._check(os.fstat(file.fileno()))
-                file.seek(begin)
-                while done < count and (got := file.readinto(view[done:])):
-                    done += got
-                self._check(os.fstat(file.fileno()))
+            with open(self.path, "rb", buffering=0) as file:
+                for begin, count in parts:
+                    content = np.empty(count, np.uint8)  # a bytearray would be filled with zeros first
+                    view, done = content.data, 0
+                    self._check(os.fstat(file.fileno()))
+                    file.seek(begin)
+                    while done < count and (got := file.readinto(view[done:])):
+                        done += got
+                    self._check(os.fstat(file.fileno()))
+                    if done < count:
+                        raise CheckpointError(f"{self.path} ends at byte {begin + done}; download it again")
+                    yield content
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}") from error
-        if done < count:
-            raise CheckpointError(f"{self.path} ends at byte {begin + done}; download it again")
-        return content
 
     def _check(self, stat: os.stat_result) -> None:
         if _stamp(stat) != self.stamp:
@@ -83,11 +92,12 @@ def identity_of(paths: Sequence[Path]) -> str:
     for path in paths:
         file = OpenFile(path)
         digest.update(repr((path.name, *file.stamp)).encode())
-        digest.update(file.read(0, min(file.size, _HEAD_BYTES)).data)
+        parts = [(0, min(file.size, _HEAD_BYTES))]
         if file.size > _HEAD_BYTES:
-            for number in range(_SAMPLES):
-                begin = (file.size - _SAMPLE_BYTES) * number // (_SAMPLES - 1)
-                digest.update(file.read(begin, _SAMPLE_BYTES).data)
+            rest = file.size - _SAMPLE_BYTES
+            parts += [(rest * number // (_SAMPLES - 1), _SAMPLE_BYTES) for number in range(_SAMPLES)]
+        for part in file.read_parts(parts):
+            digest.update(part.data)
     return digest.hexdigest()
 
 

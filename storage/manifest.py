@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from ..records import dataclass
 from .hashes import LARGE_BYTES, FolderHashes
 from .paths import stays_inside
 

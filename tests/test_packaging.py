@@ -25,6 +25,7 @@ FILES = (
     "options.py",
     "plain_json.py",
     "program.py",
+    "records.py",
     "reports.py",
     "progress.py",
     "py.typed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", 
 
 # The rooms from bottom to top. A module may import its own room and rooms of lines above its own.
 LAYERS = """
-deferred_imports errors contract
+deferred_imports errors contract records
 options logs plain_json progress reports
 storage
 proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
@@ -125,6 +126,12 @@ def test_imports_inside_the_package_are_relative() -> None:
         if name.split(".")[0] in {*FOLDERS, "carryall"}
     }
     assert wrong == set()
+
+
+def test_data_classes_are_records() -> None:
+    """Those of the standard library are compiled when a module is imported."""
+    other = re.compile(r"^from dataclasses import .*\bdataclass\b", re.MULTILINE)
+    assert [path for name in FOLDERS for path in modules(name) if other.search(path.read_text())] == []
 
 
 def test_every_folder_is_a_room_of_the_table() -> None:

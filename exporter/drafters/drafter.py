@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import onnx_ir as ir
 
 from ...contract import CONTEXT_LENGTH
 from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from ...storage.stored_tensor import StoredTensor
 from ..config import DecoderConfig, RawConfig, context_lengths
 from ..decoder import Decoder

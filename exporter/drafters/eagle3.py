@@ -7,7 +7,7 @@ and the normed state in front of it, one behind the other. The head chooses from
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ...contract import HIDDEN_STATES, LAST_HIDDEN_STATE
 from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from .. import layers
 from ..config import DecoderConfig, RawConfig, decoder_config, integer
 from ..decoder import Decoder

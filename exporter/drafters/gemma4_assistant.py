@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ...contract import HIDDEN_STATES, LAST_HIDDEN_STATE
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from .. import layers
 from ..config import DecoderConfig, KeyValueConfig, RawConfig, integer, mapping
 from ..decoder import Decoder

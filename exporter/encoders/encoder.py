@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from ...contract import ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, TOKEN_TYPE_IDS
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, RopeConfig
 from ..graph import GraphWriter
 from ..rope import rope_tables

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError, PackageError, UnsupportedModelError
+from ...records import dataclass
 from ...storage.paths import stays_inside
 from ..config import read_json
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, number
 from .encoder import EncoderConfig, EncoderWriter
 

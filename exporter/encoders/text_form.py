@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...contract import TEXT_FORM
 from ...errors import CheckpointError, PackageError
+from ...records import dataclass
 from ..config import read_json
 
 _TOKENIZER_FILE, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"

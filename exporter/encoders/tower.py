@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import onnx_ir as ir
 
 from ...contract import MERGED_PATCHES, PATCH_COS, PATCH_SIN, PIXELS
 from ...errors import CheckpointError
+from ...records import dataclass
 from ..config import RawConfig, integer, number
 from ..weights import Checkpoint
 from .encoder import EncoderConfig, EncoderLayers
@@ -137,13 +137,13 @@ class Tower(EncoderLayers):
         flat = self.op("Reshape", attended, self.ints(-1, c.hidden_size))
         return self.op("Gather", flat, groups.rows, axis=0)
 
-    def merged(self, x: ir.Value, k: int) -> ir.Value:
-        """Return the patches of each token one behind the other, [tokens, k * hidden].
+    def merged(self, x: ir.Value, k: int, size: int | None = None) -> ir.Value:
+        """Return the states of each token one behind the other, [tokens, k * size].
 
-        The input ``merged_patches`` int64 [tokens, k] says which.
+        The input ``merged_patches`` int64 [tokens, k] says which; their size is by default the hidden size.
         """
         joined = self.op("Gather", x, self.patches_of_tokens(k), axis=0)
-        return self.op("Reshape", joined, self.ints(-1, k * self.config.hidden_size))
+        return self.op("Reshape", joined, self.ints(-1, k * (size or self.config.hidden_size)))
 
     def patches_of_tokens(self, k: int | str) -> ir.Value:
         """Return the input ``merged_patches`` int64 [tokens, k]; a name says that k is not known."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError
+from ...records import dataclass
 from ...storage.stored_tensor import Array, StoredTensor
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
@@ -77,6 +78,8 @@ class Architecture:
         joined: by the end of a name, how it is made of two stored tensors.
         numbers: keys of metadata, with their prefix, that are lists of a number for each layer; the name of
             the layer's parameter, and its shape of one element.
+        constants: ends of names of vectors whose numbers are equal, in all layers, and the key of config.json
+            that holds the number.
         own_factors: whether ``adapt`` reads the factors of the rope by frequency, ``rope_factors``.
         own_heads: whether ``adapt`` reads the sizes of heads, which may be others for keys and for values.
         keys: further metadata, without the prefix, and the keys of config.json.
@@ -99,6 +102,7 @@ class Architecture:
     )
     joined: Mapping[str, Join] = field(default_factory=dict)
     numbers: Mapping[str, tuple[str, Shape]] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
     own_factors: bool = False
     own_heads: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)

@@ -137,6 +137,28 @@ _GRANITE_HYBRID = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+_KIMI = {
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_conv1d_q": "self_attn.q_conv1d",
+    "ssm_conv1d_k": "self_attn.k_conv1d",
+    "ssm_conv1d_v": "self_attn.v_conv1d",
+    "ssm_f_a": "self_attn.f_a_proj",
+    "ssm_f_b": "self_attn.f_b_proj",
+    "ssm_g_a": "self_attn.g_a_proj",
+    "ssm_g_b": "self_attn.g_b_proj",
+    "ssm_norm": "self_attn.o_norm",
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_shexp": "block_sparse_moe.shared_experts.gate_proj",
+    "ffn_up_shexp": "block_sparse_moe.shared_experts.up_proj",
+    "ffn_down_shexp": "block_sparse_moe.shared_experts.down_proj",
+}
+_LING = {
+    **{name: f"attention.{name[-1]}_proj" for name in ("attn_q", "attn_k", "attn_v")},
+    "attn_output": "attention.dense",
+    "attn_gate": "attention.g_proj",
+    "ssm_f_a": "attention.f_proj",
+    "ssm_g_a": "attention.g_proj",
+}
 _NEMOTRON = {
     "attn_norm": "norm",
     "attn_q": "mixer.q_proj",
@@ -186,6 +208,11 @@ def _heads_per_group(facts: Mapping[str, Any]) -> Mapping[str, npt.NDArray[np.in
     return {"in_proj_b.weight": rows[:, 0].reshape(-1), "in_proj_a.weight": rows[:, 1].reshape(-1)}
 
 
+def _delta_taps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a convolution that is stored as [1, channels, 1, taps]."""
+    return (shape[1], 1, shape[3]) if len(shape) == 4 else shape
+
+
 def _joined_rows(keys: Array, values: Array) -> Array:
     """Return rows [heads * (plain + value), rank].
 
@@ -216,7 +243,15 @@ def _gemma_scale(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
 
 
 def _gemma3(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Return the scale of attention; without a window every layer sees the whole context by the same rope."""
+    """Return the scale of attention; without a window every layer sees the whole context by the same rope.
+
+    Raises:
+        UnsupportedModelError: scores of attention have a cap: llama.cpp has none for this architecture.
+    """
+    if cap := config.get("attn_logit_softcapping"):
+        raise UnsupportedModelError(
+            f"the GGUF file has gemma3.attn_logit_softcapping = {cap}, and Gemma 3's scores have no cap"
+        )
     scale = _gemma_scale(config, tensors)
     if config.get("sliding_window"):
         return scale
@@ -399,6 +434,110 @@ def _granite_hybrid(config: Mapping[str, Any], tensors: Tensors) -> dict[str, An
         "position_embedding_type": "rope" if config.get("rotates", True) else "nope",
         "shared_intermediate_size": config.get("shared_intermediate_size", config.get("intermediate_size")),
         "rotates": None,
+    }
+
+
+def _granite_swa(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return which layers have a window, and which have a rope: all, unless the file says it."""
+    count, theta = stated(config, "num_hidden_layers"), config["rope_theta"]
+    rotates = config.get("rotating_layers", [True] * count)
+    if not isinstance(rotates, list) or len(rotates) < count:
+        raise CheckpointError(f"the GGUF file needs a flag for each of {count} layers: which have a rope")
+    return {
+        **_granite_factors(config),
+        "layer_types": _by_window(stated(config, "windows"), count),
+        "layer_rope_theta": [theta if flag else 0 for flag in rotates[:count]],
+    }
+
+
+def _muse_glimmer(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return which layers have a window: those have a rope."""
+    types = _by_window(stated(config, "windows"), stated(config, "num_hidden_layers"))
+    theta = config["rope_theta"]
+    if config.get("rope_theta_of_windows", theta) != theta:
+        raise UnsupportedModelError(
+            "the GGUF file has a rope.freq_base_swa that differs from rope.freq_base, which is not supported"
+        )
+    if config.get("norms_of_keys", 1.0) != 1.0:
+        raise UnsupportedModelError(
+            f"the GGUF file scales keys by {config['norms_of_keys']}, which is not supported; 1 is"
+        )
+    return {
+        "layer_types": types,
+        "layer_rope_theta": [theta if kind == "sliding_attention" else 0 for kind in types],
+        "qk_scale_factor": stated(config, "qk_scale_factor"),
+    }
+
+
+def _phimoe(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return the factor of cosines and sines under the names of the family."""
+    scaling = config.get("rope_scaling")
+    if scaling:
+        factor = scaling.get("attention_factor", 1.0)
+        scaling = {**scaling, "short_mscale": factor, "long_mscale": factor}
+    return {"num_local_experts": config.get("num_experts"), "rope_scaling": scaling}
+
+
+def _mellum(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return which layers have a window, and the rope of each kind; llama.cpp scales that of full layers."""
+    count, theta = stated(config, "num_hidden_layers"), config["rope_theta"]
+    full = {"rope_type": "default", **(config.get("rope_scaling") or {}), "rope_theta": theta}
+    local = {"rope_type": "default", "rope_theta": config.get("rope_theta_of_windows", theta)}
+    windows = config.get("windows") if config.get("sliding_window") else [False] * count
+    return {
+        "norm_topk_prob": True,
+        "layer_types": _by_window(windows, count),
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+        "rope_scaling": None,
+    }
+
+
+def _kimi_linear(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return what ``_delta_and_latent`` does, and the number of heads with a state."""
+    rates = next((tensor for name, tensor in tensors.items() if name.endswith("self_attn.A_log")), None)
+    heads = config["num_attention_heads"] if rates is None else rates.shape[2]
+    return {**_delta_and_latent(config, tensors), "linear_num_heads": heads}
+
+
+def _ling(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return what ``_delta_and_latent`` does, and the bound of the decay, which llama.cpp needs, too.
+
+    Raises:
+        UnsupportedModelError: the file states that the decay has none.
+    """
+    if not config.get("kda_safe_gate", True):
+        raise UnsupportedModelError(
+            "the GGUF file has a Ling 3 whose decay has no bound, which is not supported"
+        )
+    return {
+        **_delta_and_latent(config, tensors),
+        "head_dim": stated(config, "head_dim_of_states"),
+        "kda_lower_bound": stated(config, "kda_lower_bound"),
+        "num_mtp_layers": 0,
+    }
+
+
+def _delta_and_latent(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return the layers' kinds, of which only those with latent attention have heads of keys, and the sizes.
+
+    Raises:
+        UnsupportedModelError: the gate of the experts is no sigmoid.
+    """
+    _check_sigmoid(config)
+    count, heads = stated(config, "num_hidden_layers"), stated(config, "num_key_value_heads")
+    heads = heads if isinstance(heads, list) else [heads] * count
+    rotary = stated(config, "qk_rope_head_dim")
+    return {
+        "layer_types": ["full_attention" if number else "linear_attention" for number in heads[:count]],
+        "num_key_value_heads": config["num_attention_heads"],
+        "head_dim": None,
+        "partial_rotary_factor": None,
+        "qk_nope_head_dim": stated(config, "key_length_of_heads") - rotary,
+        "v_head_dim": stated(config, "value_length_of_heads"),
+        "n_routed_experts": config.get("num_experts"),
+        "norm_topk_prob": bool(config.get("norm_topk_prob", True)),
+        "n_group": config.get("n_group", 1),
+        "topk_group": config.get("topk_group", 1) if config.get("n_group", 1) > 1 else 1,
     }
 
 
@@ -614,6 +753,13 @@ def _mistral3(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     return {"rope_parameters": rope, "rope_scaling": None}
 
 
+_KEYS_AND_VALUES = {
+    "kv_b_proj.weight": Join(
+        ("k_b_proj.weight", "v_b_proj.weight"),
+        lambda keys, values: (keys[0] * (keys[2] + values[1]), keys[1]),
+        _joined_rows,
+    )
+}
 _QWEN3_5_MOE = Architecture(
     model_type="qwen3_5_moe_text",
     inner={**_QWEN3_5, **_QWEN_SHARED},
@@ -731,6 +877,106 @@ ARCHITECTURES: dict[str, Architecture] = {
         keys={**_GRANITE_KEYS, **_MAMBA_KEYS},
         adapt=_granite_hybrid,
     ),
+    "granite_swa": Architecture(
+        model_type="granite_swa",
+        rotates_pairs=True,
+        inner={"attn_sinks": "self_attn.sinks"},
+        keys={
+            **_GRANITE_KEYS,
+            "attention.rope_pattern": "rotating_layers",
+            "attention.sliding_window_pattern": "windows",
+        },
+        adapt=_granite_swa,
+    ),
+    "muse-glimmer": Architecture(
+        model_type="muse_glimmer_text",
+        rotates_pairs=True,
+        inner={**_GEMMA, "attn_gate": "self_attn.gate_proj"},
+        norm_offset=1.0,
+        plain_norms=("model.norm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight"),
+        constants={
+            "self_attn.q_norm.weight": "qk_scale_factor",
+            "self_attn.k_norm.weight": "norms_of_keys",
+        },
+        keys={
+            "attention.sliding_window_pattern": "windows",
+            "logit_scale": "output_multiplier",
+            "rope.freq_base_swa": "rope_theta_of_windows",
+        },
+        adapt=_muse_glimmer,
+    ),
+    "phimoe": Architecture(
+        model_type="phimoe",
+        inner={"ffn_gate_inp": "block_sparse_moe.gate"},
+        experts="block_sparse_moe.experts",
+        expert_names={"gate": "w1", "up": "w3", "down": "w2"},
+        adapt=_phimoe,
+    ),
+    "mellum": Architecture(
+        model_type="mellum",
+        experts="mlp.experts",
+        keys={
+            "attention.sliding_window_pattern": "windows",
+            "rope.freq_base_swa": "rope_theta_of_windows",
+        },
+        adapt=_mellum,
+    ),
+    "kimi-linear": Architecture(
+        model_type="kimi_linear",
+        inner={**_LATENT, **_KIMI},
+        parameters={
+            "ssm_a": "self_attn.A_log",
+            "ssm_dt.bias": "self_attn.dt_bias",
+            "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+        },
+        views={"self_attn.A_log": lambda rates: np.log(-rates)},
+        shapes={"conv1d.weight": _delta_taps},
+        experts="block_sparse_moe.experts",
+        expert_names={"gate": "w1", "up": "w3", "down": "w2"},
+        joined=_KEYS_AND_VALUES,
+        own_heads=True,
+        keys={
+            **_LATENT_KEYS,
+            **_GROUPED_KEYS,
+            "kda.head_dim": "linear_head_dim",
+            "ssm.conv_kernel": "linear_conv_kernel_dim",
+        },
+        adapt=_kimi_linear,
+    ),
+    "bailingmoe3": Architecture(
+        model_type="bailing_hybrid",
+        inner={
+            **{
+                name: module.replace("self_attn", "attention")
+                for name, module in (*_LATENT.items(), *_KIMI.items())
+                if module.startswith("self_attn")
+            },
+            **_LING,
+            **_SHARED,
+        },
+        outer={"token_embd": "model.word_embeddings"},
+        parameters={
+            "ssm_a": "attention.A_log",
+            "ssm_dt.bias": "attention.dt_bias",
+            "exp_probs_b.bias": "mlp.gate.expert_bias",
+        },
+        views={"attention.A_log": np.log},
+        shapes={"conv1d.weight": _delta_taps, "attention.A_log": flat},
+        experts="mlp.experts",
+        joined=_KEYS_AND_VALUES,
+        own_heads=True,
+        keys={
+            **_LATENT_KEYS,
+            **_GROUPED_KEYS,
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "kda.gate_lower_bound": "kda_lower_bound",
+            "kda.head_dim": "head_dim_of_states",
+            "kda.safe_gate": "kda_safe_gate",
+            "nextn_predict_layers": "num_nextn_predict_layers",
+            "ssm.conv_kernel": "short_conv_kernel_size",
+        },
+        adapt=_ling,
+    ),
     **dict.fromkeys(
         ("nemotron_h", "nemotron_h_moe"),
         Architecture(
@@ -763,13 +1009,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         inner={**_LATENT, **_SHARED},
         parameters=_CORRECTION,
         experts="mlp.experts",
-        joined={
-            "self_attn.kv_b_proj.weight": Join(
-                ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight"),
-                lambda keys, values: (keys[0] * (keys[2] + values[1]), keys[1]),
-                _joined_rows,
-            )
-        },
+        joined=_KEYS_AND_VALUES,
         own_heads=True,
         keys={**_LATENT_KEYS, **_GROUPED_KEYS},
         adapt=_latent,
@@ -912,6 +1152,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attention.layer_norm_epsilon": "layer_norm_eps",
             "logit_scale": "logit_scale",
         },
+        # llama.cpp takes 0 for none.
+        adapt=lambda config, tensors: {"logit_scale": config.get("logit_scale") or 1.0},
     ),
     "phi3": Architecture(model_type="phi3", inner={"ffn_up": "mlp.gate_up_proj"}),
     "gpt-oss": Architecture(model_type="gpt_oss", inner=_GPT_OSS, experts="mlp.experts", adapt=_gpt_oss),

@@ -11,13 +11,13 @@ Layout of the blocks: ggml/src/ggml-common.h of https://github.com/ggml-org/llam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ...records import dataclass
 from .block_types import BY_NAME
 
 Bytes = npt.NDArray[np.uint8]

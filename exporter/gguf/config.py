@@ -35,7 +35,10 @@ _SCALED_WINDOWS = ("gemma2", "gpt-oss")  # whose layers with windows take the fa
 
 
 def config_of(
-    metadata: Mapping[str, Any], tensors: Tensors, factors: Mapping[str, list[float]] | None = None
+    metadata: Mapping[str, Any],
+    tensors: Tensors,
+    factors: Mapping[str, list[float]] | None = None,
+    constants: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the config.json that corresponds to a file's metadata.
 
@@ -43,6 +46,7 @@ def config_of(
         metadata: metadata of the GGUF file.
         tensors: of the file, under Hugging Face's names.
         factors: of the rope by frequency, as longrope names them.
+        constants: fields that the file holds as tensors.
 
     Raises:
         CheckpointError: a key has the wrong type, or the embedding is missing.
@@ -64,6 +68,7 @@ def config_of(
         "model_type": known.model_type,
         **_unstated(metadata, prefix),
         **fields,
+        **(constants or {}),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": tensor_name("output.weight", known) not in tensors,
         "attention_bias": has(tensors, "q_proj.bias"),

@@ -71,11 +71,12 @@ class GgufFile:
                 self._add(data, info)
         self._join()
         self._add_numbers()
+        self._constants = dict(self._take_constants())
 
     @property
     def config(self) -> dict[str, Any]:
         """The config.json that corresponds to the file's metadata."""
-        return config_of(self.metadata, self.tensors, self._factors)
+        return config_of(self.metadata, self.tensors, self._factors, self._constants)
 
     @property
     def quantization(self) -> dict[str, Any] | None:
@@ -167,6 +168,17 @@ class GgufFile:
                 if not isinstance(value, float):
                     raise damaged(self.paths[0], f"'{key}' has {value!r}, which is no number")
                 self.tensors[f"model.layers.{layer}.{name}"] = NumberTensor(self.paths[0], value, shape)
+
+    def _take_constants(self) -> Iterator[tuple[str, float]]:
+        """Remove vectors of one number, which are fields of config.json, and yield fields and numbers."""
+        for end, key in self.architecture.constants.items():
+            names = [name for name in self.tensors if name.endswith(end)]
+            numbers = {number for name in names for number in self.tensors.pop(name).read(np.unique).tolist()}
+            if len(numbers) > 1:
+                raise UnsupportedModelError(
+                    f"{self.paths[0]}: the tensors '{end}' have several numbers, which is not supported"
+                )
+            yield from ((key, number) for number in numbers)
 
     @property
     def _facts(self) -> dict[str, Any]:

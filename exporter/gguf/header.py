@@ -10,7 +10,6 @@ import contextlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError
+from ...records import dataclass
 from .block_types import TYPES
 from .text_table import Bytes, Numbers, PackedTexts, begins_of
 

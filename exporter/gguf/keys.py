@@ -122,8 +122,9 @@ _LISTS = (
     *("attention.head_count", "attention.head_count_kv", "feed_forward_length"),
     *("expert_used_count", "expert_feed_forward_length"),
 )
-_FLAGS = ("attention.recurrent_layers", "attention.sliding_window_pattern")  # one for each layer
-_SWITCHES = ("expert_weights_norm", "use_parallel_residual")
+# One for each layer.
+_FLAGS = ("attention.recurrent_layers", "attention.rope_pattern", "attention.sliding_window_pattern")
+_SWITCHES = ("expert_weights_norm", "kda.safe_gate", "use_parallel_residual")
 _SECTIONS = ("rope.dimension_sections",)
 
 _COUNTS = re.compile(r".*(count|count_kv|length|window|rank|size|kernel|cache|interval|nextn_predict_layers)")

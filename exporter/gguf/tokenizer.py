@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...errors import CarryallWarning, CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from .text_table import Numbers, PackedTexts, PartHashes, TextTable, begins_of
 from .vocabulary import Merges, Scores, Vocabulary
 

@@ -12,7 +12,6 @@ import operator
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers
 
 from ...errors import CheckpointError
+from ...records import dataclass
 from .text_table import Numbers, TextTable
 
 VOCABULARY_FILE = "vocabulary.safetensors"

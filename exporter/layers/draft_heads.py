@@ -7,11 +7,11 @@ For position i they read the hidden state of token i and the embedding of token 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ...contract import HIDDEN_STATES
+from ...records import dataclass
 from ..decoder import Decoder
 from .decoders import embedding, lm_head
 from .projections import linear

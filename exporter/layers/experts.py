@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from ...contract import EXPERT_STACKS, EXPERTS_DOMAIN
 from ...graph_opt.graph.lazy import STORED, lazy
+from ...records import dataclass
 from ...storage.stored_tensor import StoredStack
 from ..config import ExpertsConfig
 from ..decoder import Decoder
@@ -83,7 +83,7 @@ def sparse_mlp(
     x: ir.Value,
     experts: ExpertsConfig,
     *,
-    route: Route = SoftmaxRoute(),
+    route: Route = SoftmaxRoute(),  # noqa: B008 -- it is frozen
     expert: WriteExpert | None = None,
     stacked: StackedForm | None = None,
     shared: Callable[[Decoder, ir.Value, ExpertsConfig], ir.Value] | None = None,

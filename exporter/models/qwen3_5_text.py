@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from .. import layers
 from ..config import (
     DecoderConfig,

@@ -1,41 +1,63 @@
-"""TrOCR (https://arxiv.org/abs/2109.10282), the decoder: attention to a picture, norms behind each part.
+"""Decoders that attend to a picture: TrOCR (https://arxiv.org/abs/2109.10282) and mBART, which Donut has.
 
-The model type names no architecture; its ``encoder`` and ``decoder`` do. The encoder
-is in ``vision/vision_encoder_decoder.py``.
+Donut: https://arxiv.org/abs/2111.15664. The model type names no architecture; its ``encoder`` and ``decoder``
+do. Encoders are in ``vision/``, each under its own model type.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ...errors import UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from .. import layers
 from ..config import DecoderConfig, RawConfig, decoder_config, integer, mapping, with_defaults
 from ..decoder import Decoder
 from .opt import OFFSET
 
 # The defaults of transformers, by kind.
-_DECODER: RawConfig = {
-    "vocab_size": 50265,
-    "d_model": 1024,
-    "decoder_layers": 12,
-    "decoder_attention_heads": 16,
-    "decoder_ffn_dim": 4096,
-    "activation_function": "gelu",
-    "max_position_embeddings": 512,
-    "scale_embedding": False,
-    "use_learned_position_embeddings": True,
-    "layernorm_embedding": True,
-    "pad_token_id": 1,
-    "decoder_start_token_id": 2,
-    "tie_word_embeddings": True,
+_DECODERS: Mapping[str, RawConfig] = {
+    "trocr": {
+        "vocab_size": 50265,
+        "d_model": 1024,
+        "decoder_layers": 12,
+        "decoder_attention_heads": 16,
+        "decoder_ffn_dim": 4096,
+        "activation_function": "gelu",
+        "max_position_embeddings": 512,
+        "scale_embedding": False,
+        "use_learned_position_embeddings": True,
+        "layernorm_embedding": True,
+        "pad_token_id": 1,
+        "decoder_start_token_id": 2,
+        "tie_word_embeddings": True,
+    },
+    "mbart": {
+        "vocab_size": 50265,
+        "d_model": 1024,
+        "decoder_layers": 12,
+        "decoder_attention_heads": 16,
+        "decoder_ffn_dim": 4096,
+        "activation_function": "gelu",
+        "max_position_embeddings": 1024,
+        "scale_embedding": False,
+        "tie_word_embeddings": True,
+    },
 }
-_ENCODER: RawConfig = {
+# What has no option, by kind.
+_ALWAYS: Mapping[str, RawConfig] = {
+    "trocr": {},
+    "mbart": {"use_learned_position_embeddings": True, "layernorm_embedding": True},
+}
+_HEADS = {"trocr": "decoder.output_projection", "mbart": "decoder.lm_head"}
+_NORM_FIRST = ("mbart",)  # in front of each part and behind the last layer, not behind each part
+_VIT: RawConfig = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -46,14 +68,49 @@ _ENCODER: RawConfig = {
     "patch_size": 16,
     "qkv_bias": True,
 }
-# The tokens in front of those of the patches, by kind of encoder: of the class, and in DeiT of distillation.
+_ENCODERS: Mapping[str, RawConfig] = {
+    "vit": _VIT,
+    "deit": _VIT,
+    "donut-swin": {
+        "embed_dim": 96,
+        "depths": [2, 2, 6, 2],
+        "num_heads": [3, 6, 12, 24],
+        "window_size": 7,
+        "mlp_ratio": 4.0,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "image_size": 224,
+        "patch_size": 4,
+        "qkv_bias": True,
+    },
+}
+# The tokens in front of those of the patches: of the class, and in DeiT of distillation.
 TOKENS = {"vit": ("cls_token",), "deit": ("cls_token", "distillation_token")}
 _PREFIX = "decoder.model.decoder"
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a Swin Transformer.
+
+    Args:
+        height: rows of states.
+        width: states of a row.
+        hidden: elements of a state.
+        heads: of attention.
+        depth: number of layers.
+    """
+
+    height: int
+    width: int
+    hidden: int
+    heads: int
+    depth: int
+
+
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json."""
-    decoder, encoder = decoder_part(raw), encoder_part(raw)
+    decoder = decoder_part(raw)
     width, num_layers = integer(decoder, "d_model"), integer(decoder, "decoder_layers")
     renamed = {
         "hidden_size": width,
@@ -66,12 +123,11 @@ def config(raw: RawConfig) -> DecoderConfig:
         "rms_norm_eps": 1e-5,
     }
     normalised = decoder_config({**decoder, **renamed}, ropes=[None] * num_layers)
-    side = integer(encoder, "image_size") // max(1, integer(encoder, "patch_size"))
     return dataclasses.replace(
         normalised,
-        norm_first=False,
+        norm_first=decoder["model_type"] in _NORM_FIRST,
         encoder_width=rows_width(raw),
-        encoder_rows=side**2 + len(TOKENS[encoder["model_type"]]),
+        encoder_rows=_num_rows(encoder_part(raw)),
         embedding_scale=width**0.5 if decoder["scale_embedding"] else 1.0,
         embedding_norm=bool(decoder["layernorm_embedding"]),
         sinusoid_start=None if decoder["use_learned_position_embeddings"] else _first_sinusoid(decoder),
@@ -84,9 +140,7 @@ def decoder_part(raw: RawConfig) -> RawConfig:
     Raises:
         UnsupportedModelError: the kind of decoder is not supported.
     """
-    part = mapping(raw, "decoder")
-    _check_kind("decoder", part, ("trocr",))
-    return with_defaults(part, _DECODER)
+    return _part(raw, "decoder", _DECODERS, _ALWAYS)
 
 
 def encoder_part(raw: RawConfig) -> RawConfig:
@@ -95,9 +149,37 @@ def encoder_part(raw: RawConfig) -> RawConfig:
     Raises:
         UnsupportedModelError: the kind of encoder is not supported.
     """
-    part = mapping(raw, "encoder")
-    _check_kind("encoder", part, tuple(TOKENS))
-    return with_defaults(part, _ENCODER)
+    return _part(raw, "encoder", _ENCODERS, {})
+
+
+def stages(encoder: RawConfig) -> list[Stage]:
+    """Return the stages of a Swin Transformer; each joins squares of four states of the one before.
+
+    Raises:
+        CheckpointError: a size is missing or wrong.
+    """
+    sizes, patches = pair(encoder, "image_size"), pair(encoder, "patch_size")
+    height, width = (-(-size // max(1, patch)) for size, patch in zip(sizes, patches, strict=True))
+    depths, heads = (encoder[name] for name in ("depths", "num_heads"))
+    hidden, every = integer(encoder, "embed_dim"), []
+    for depth, count in zip(depths, heads, strict=True):
+        every.append(Stage(height, width, hidden, count, depth))
+        height, width, hidden = -(-height // 2), -(-width // 2), 2 * hidden
+    if not every or not all(each.heads > 0 and each.hidden % each.heads == 0 for each in every):
+        raise CheckpointError("config.json: 'num_heads' of the encoder must divide the width of each stage")
+    return every
+
+
+def pair(encoder: RawConfig, key: str) -> tuple[int, int]:
+    """Return a height and a width, which config.json gives as a list, or as a number for both.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    value = encoder[key]
+    sizes = value if isinstance(value, list) and len(value) == 2 else [value, value]
+    height, width = (integer({key: size}, key) for size in sizes)
+    return height, width
 
 
 def rows_width(raw: RawConfig) -> int:
@@ -108,19 +190,31 @@ def rows_width(raw: RawConfig) -> int:
 
 def build(net: Decoder) -> ir.Value:
     """Write the decoder and return its logits."""
-    c = net.config
     net.checkpoint.ignore("encoder.", "enc_to_dec_proj.", "embed_positions._float_tensor")
-    x = layers.scaled(net, layers.embedding(net, f"{_PREFIX}.embed_tokens"), c.embedding_scale)
-    with net.scope(f"{_PREFIX}.embed_positions"):
+    return cross_decoder(net, _PREFIX, f"{_PREFIX}.embed_tokens", _HEADS[net.config.model_type])
+
+
+def cross_decoder(net: Decoder, prefix: str, embedding: str, head: str) -> ir.Value:
+    """Write a decoder of BART's descendants and return its logits.
+
+    Args:
+        net: the graph to write into.
+        prefix: the name of the decoder in the checkpoint.
+        embedding: that of the embedding.
+        head: that of the head.
+    """
+    c = net.config
+    x = layers.scaled(net, layers.embedding(net, embedding), c.embedding_scale)
+    with net.scope(f"{prefix}.embed_positions"):
         x = net.op("Add", x, _positions(net))
     if c.embedding_norm:
-        x = layers.layer_norm(net, f"{_PREFIX}.layernorm_embedding", x)
+        x = layers.layer_norm(net, f"{prefix}.layernorm_embedding", x)
     for layer in range(c.num_layers):
-        with net.scope(f"{_PREFIX}.layers.{layer}"):
+        with net.scope(f"{prefix}.layers.{layer}"):
             x = layers.cross_decoder_layer(net, layer, x)
-    return layers.lm_head(
-        net, x, embedding_name=f"{_PREFIX}.embed_tokens", head_name="decoder.output_projection"
-    )
+    if c.norm_first:
+        x = layers.layer_norm(net, f"{prefix}.layer_norm", x)
+    return layers.lm_head(net, x, embedding_name=embedding, head_name=head)
 
 
 def _positions(net: Decoder) -> ir.Value:
@@ -163,9 +257,23 @@ def _first_sinusoid(decoder: RawConfig) -> int:
     return padding + 1
 
 
-def _check_kind(name: str, part: RawConfig, known: tuple[str, ...]) -> None:
-    if part.get("model_type") not in known:
+def _num_rows(encoder: RawConfig) -> int:
+    """Return the number of rows that an encoder makes of a picture."""
+    if encoder["model_type"] not in TOKENS:
+        last = stages(encoder)[-1]
+        return last.height * last.width
+    side = integer(encoder, "image_size") // max(1, integer(encoder, "patch_size"))
+    return side**2 + len(TOKENS[encoder["model_type"]])
+
+
+def _part(
+    raw: RawConfig, name: str, defaults: Mapping[str, RawConfig], always: Mapping[str, RawConfig]
+) -> RawConfig:
+    part = mapping(raw, name)
+    kind = str(part.get("model_type"))
+    if kind not in defaults:
         raise UnsupportedModelError(
-            f"a 'vision-encoder-decoder' with the {name} '{part.get('model_type')}' is not supported; "
-            f"supported: {', '.join(known)}"
+            f"a 'vision-encoder-decoder' with the {name} '{kind}' is not supported; "
+            f"supported: {', '.join(defaults)}"
         )
+    return {**with_defaults(part, defaults[kind]), **always.get(kind, {})}

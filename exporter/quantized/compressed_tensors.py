@@ -10,13 +10,13 @@ compressors/pack_quantized, compressors/naive_quantized.) Floats: ``float8.py``,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from ...storage.stored_tensor import Array, Packed, RawTensor
 from . import float4, float8
 from .levels import (

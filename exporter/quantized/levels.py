@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError
+from ...records import dataclass
 from ...storage.stored_tensor import Array, Packed, RawTensor
 
 Tensors = Mapping[str, RawTensor]

@@ -6,7 +6,6 @@ Source: https://arxiv.org/abs/2503.19786.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, mapping, text_config, with_defaults
 from ..encoders.tower import Tower, tower_config
 from ..image_processor import (

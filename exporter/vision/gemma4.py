@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, TABLE_ROWS
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, mapping, number, text_config, with_defaults
 from ..encoders.tower import Groups, Tower, tower_config
 from ..image_processor import ImageProcessor, check_processor, levels, token_text

@@ -8,7 +8,6 @@ inputs, computed on the host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, mapping
 from ..encoders.encoder import EncoderConfig
 from ..encoders.pre_norm import pre_norm_layer

@@ -6,7 +6,6 @@ Source: LFM2, https://arxiv.org/abs/2511.23404, section on vision. Patches are [
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import onnx_ir as ir
 
 from ...contract import IMAGE_STATES
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, read_json
 from ..encoders.tower import Tower, tower_config
 from ..image_processor import (

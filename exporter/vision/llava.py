@@ -6,7 +6,6 @@ Sources: LLaVA, https://arxiv.org/abs/2310.03744; CLIP, https://arxiv.org/abs/21
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import CheckpointError, UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, mapping, with_defaults
 from ..encoders.tower import Tower, tower_config
 from ..image_processor import CLIP_MEAN, CLIP_STD, ImageProcessor, check_processor, levels, token_text

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig
 from ..image_processor import check_processor
 from . import llava

@@ -6,7 +6,6 @@ Source: https://arxiv.org/abs/2410.07073.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, mapping, number
 from ..encoders.tower import Groups, Tower, tower_config
 from ..image_processor import CLIP_MEAN, CLIP_STD, ImageProcessor, check_processor, levels, token_text

@@ -6,7 +6,7 @@ Source: https://arxiv.org/abs/2409.12191.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer, mapping, number
 from ..encoders.tower import Groups, Tower, tower_config
 from ..image_processor import (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, POSITION_WEIGHTS
 from ...errors import CheckpointError
+from ...records import dataclass
 from ..config import RawConfig, integer, mapping, with_defaults
 from ..encoders.tower import Tower, tower_config
 from ..image_processor import HALF, MOST_PIXELS, ImageProcessor, check_processor, levels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
 from itertools import product
@@ -11,6 +10,7 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.edit import weight
 from ..graph.lazy import shape_of
 from .decoder_inputs import LOWEST

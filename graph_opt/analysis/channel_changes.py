@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.edit import constant, float_attribute, int_attribute, weight
 from ..graph.lazy import shape_of
 

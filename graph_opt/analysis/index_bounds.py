@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.edit import constant, int_attribute, static_size
 from .probe_sizes import axis_name
 from .shape_facts import ShapeFacts

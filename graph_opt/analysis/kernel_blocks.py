@@ -8,11 +8,11 @@ zero point 2^(bits - 1). The canonical weight is [K, N]; that of an embedding, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.edit import add_initializer, insert
 from ..graph.lazy import Array, lazy, pack_nibbles, packed_bytes, unpack_nibbles
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ...contract import HIDDEN_STATES, LOGITS, PAST, PRESENT, STATE_KINDS
 from ...errors import GraphError, UsageError
+from ...records import dataclass
 from ..graph.edit import insert, replace, static_size, weight
 from ..passes.base import GraphPass
 from ..passes.remove_unused import RemoveUnusedNodesPass

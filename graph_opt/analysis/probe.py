@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from ...contract import ATTENTION_MASK, CACHE, IMAGE_AHEAD, INPUT_IDS, POSITION_IDS, ROPE_POSITIONS
 from ...errors import GraphError
+from ...records import dataclass
 from ..graph.edit import hold_in_memory, static_size
 from ..graph.lazy import Array
 from .constant_evaluation import content_of, is_known
@@ -103,6 +104,9 @@ class Probe:
         return held[self._part.outputs[0]]
 
 
+_FEW = 64  # positions that show what an angle depends on
+
+
 def contract_feed(inputs: Sequence[ir.Value], *, past: int, new: int) -> dict[str, Array]:
     """Return arrays of two rows for those of ``inputs`` that the contract names; caches are zeros."""
     fed = _Case([0, 0], past, new).feed(inputs)
@@ -157,6 +161,20 @@ def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDA
     if table.ndim == 3 and table.shape[:2] == (1, context_length):
         return table.reshape(table.shape[1:])
     raise GraphError(f"rope table '{value.name}' has shape {table.shape} for {context_length} positions")
+
+
+def turns_alone(graph: ir.Graph, value: ir.Value, context_length: int) -> bool:
+    """Whether the cos or sin of a token depends on its position only, not on the last one as in longrope."""
+    probe = Probe(graph, value)
+    if probe.input_names != {POSITION_IDS}:
+        return False
+    few = np.arange(min(_FEW, context_length), dtype=np.int64)[None]
+    try:
+        alone = probe({POSITION_IDS: few})
+        beside = probe({POSITION_IDS: np.append(few, [[context_length - 1]], axis=1)})
+    except GraphError:  # such as a stored table that is shorter
+        return False
+    return alone.shape[:2] == few.shape and np.array_equal(alone, beside[:, :-1])
 
 
 @dataclass(frozen=True, slots=True)

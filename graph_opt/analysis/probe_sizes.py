@@ -8,13 +8,13 @@ may compare sizes with: a graph that keeps the last 4095 tokens behaves differen
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 import onnx_ir as ir
 
 from ...contract import INPUT_IDS
+from ...records import dataclass
 from ..graph.edit import static_size
 from ..graph.lazy import bits_of
 from .constant_evaluation import MAX_CONTENT

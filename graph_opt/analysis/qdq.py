@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.edit import constant, int_attribute
 
 _DIGITS = {ir.DataType.FLOAT: 24, ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}

@@ -9,13 +9,14 @@ is proven by evaluation.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import onnx_ir as ir
 
 from ...contract import is_past
+from ...records import dataclass
 from ..graph.edit import int_attribute, nodes_of, static_size, weight
 from .attention_values import MaskKind, Meaning, Proposal, mask_candidates, meaning
 from .head_layout import head_sizes

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ...contract import INPUT_IDS, LOGITS, POSITION_IDS
+from ...records import dataclass
 from ..graph.edit import constant, int_attribute
 from .probe_sizes import ProbeSizes
 from .shape_facts import ShapeFacts

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import ml_dtypes
 import onnx_ir as ir
 
 from ...contract import is_past
+from ...records import dataclass
 from ..graph.lazy import Array
 
 # Above the error of summing float32 in another order: 1e-7 per sum, times depth and conditioning of the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ...contract import LOGITS, is_present
 from ...errors import UsageError
 from ...progress import Progress
+from ...records import dataclass
 from ..graph.lazy import Array
 from .bars import MAX_ERROR, MAX_KL_FLOAT, MAX_KL_ROUNDED, Bars
 from .report import TokenResult, VerifyReport

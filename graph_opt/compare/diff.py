@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.graph_facts import count_operators
 from .match_nodes import NodeMatching, match_nodes
 from .structural_hash import attribute_hash, attribute_text, constant_of

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ...contract import PAST, PRESENT
+from ...records import dataclass
 from ..analysis.index_bounds import Axis, IndexBounds
 from ..graph.edit import constant, int_attribute, static_size
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import numpy as np
 
 from ...contract import LOGITS
 from ...errors import VerificationError
+from ...records import dataclass
 from .bars import MAX_KL_FLOAT, Bars
 from .tally import KEYS, OutputResult
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ...errors import GraphError, UsageError
+from ...records import dataclass
 from ..graph.lazy import Array
 from .input_facts import InputFacts, input_facts
 from .tree_inputs import MOST_RUNS, ROWS, has_trees, near_thresholds, thresholds

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...records import dataclass
 from ..graph.lazy import Array
 from .bars import Bars, epsilon, is_float
 

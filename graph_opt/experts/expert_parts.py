@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..analysis.region import region
 from ..graph.edit import int_attribute, nodes_of, sole_consumer, weight
 from ..graph.lazy import Array, reshape, shape_of

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..analysis.kernel_blocks import KernelBlocks, dequantized
 from ..graph.edit import add_initializer
 from ..graph.lazy import Array, lazy, shape_of, unpack_nibbles

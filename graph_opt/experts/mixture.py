@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.edit import constant, sole_consumer, text_attribute, weight
 
 

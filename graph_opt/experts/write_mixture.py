@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.edit import insert, shared_constant
 from .mixture import Activation
 

@@ -15,13 +15,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...records import dataclass
 from ...storage.stored_tensor import StoredBlocks
 
 Array = npt.NDArray[Any]

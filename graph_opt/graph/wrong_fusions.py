@@ -19,11 +19,13 @@ import mmap
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ...records import dataclass
 
 if TYPE_CHECKING:
     import onnx

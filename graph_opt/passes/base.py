@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
 from typing import ClassVar
 
 import onnx_ir as ir
+
+from ...records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

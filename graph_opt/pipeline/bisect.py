@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ...records import dataclass
 from .pipeline import run
 from .report import PipelineReport
 

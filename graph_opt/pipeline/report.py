@@ -7,9 +7,10 @@ import json
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ...records import dataclass
 from ..graph.graph_facts import layer_pattern
 from ..passes.base import Refusal
 

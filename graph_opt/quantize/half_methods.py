@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from ...records import dataclass
 from .formats.half import HalfPrecisionPass
 from .formats.half_pass import HALF_TYPES
 from .method import Made, Measurements, Method

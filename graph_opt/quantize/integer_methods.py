@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...records import dataclass
 from ..passes.base import GraphPass
 from .algorithms.blockwise import BlockFormat
 from .algorithms.smooth import SmoothQuantPass

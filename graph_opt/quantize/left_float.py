@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph import graph_facts
 from ..graph.lazy import shape_of
 from ..passes.base import Refusal

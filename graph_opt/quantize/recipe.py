@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from ...errors import UsageError
 from ...options import Checked, option
+from ...records import dataclass
 from ..passes.base import GraphPass
 from .algorithms.blockwise import BLOCK_SIZES
 from .calibration.activations import MIN_TOKENS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...records import dataclass
 from .algorithms import hqq, kquant
 from .algorithms.blockwise import BlockFormat, Quantizer, round_to_nearest
 from .algorithms.grouped import grouped

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from ...records import dataclass
 
 Indices = npt.NDArray[np.int64]
 Runs = tuple[tuple[int, int], ...]  # indices as ranges [start, stop)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 import onnx_ir as ir
 
 from ...contract import LOGITS, PAST_KEY
 from ...errors import GraphError
+from ...records import dataclass
 from ..graph.edit import int_attribute
 from .cuts import Cut, even_cut, repeated
 from .rules import (

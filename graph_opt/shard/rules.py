@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ...records import dataclass
 from ..graph.edit import constant, int_attribute
 from .cuts import Cut, even_cut, grouped, reshaped
 

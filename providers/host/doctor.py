@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import onnx_ir as ir
 
 from ...errors import CarryallError, UsageError
 from ...graph_opt.graph.saving import save_model
+from ...records import dataclass
 from ...storage.root import cache_root
 from ...storage.scratch import scratch_folder
 from .. import get_provider, provider_names

@@ -7,8 +7,9 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from ...records import dataclass
 
 # Python packages that contain NVIDIA's libraries.
 _PACKAGES = ("nvidia", "tensorrt_libs", "tensorrt_rtx_libs")

@@ -7,11 +7,12 @@ import os
 import platform
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from ...records import dataclass
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import onnx_ir as ir
 
 from ...graph_opt.graph.saving import save_model
 from ...graph_opt.pipeline.pipeline import run
+from ...records import dataclass
 from ...storage.scratch import scratch_folder
 from ..base import Provider, Row, Runner, RunnerConfig
 

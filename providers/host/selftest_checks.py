@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from ...errors import CarryallError, ProviderRuntimeError
 from ...graph_opt.graph.onnx_files import read_onnx
 from ...graph_opt.graph.saving import save_model
 from ...graph_opt.pipeline.pipeline import run
+from ...records import dataclass
 from ...storage.scratch import scratch_folder
 from ..base import Provider, Row, Runner, RunnerConfig
 

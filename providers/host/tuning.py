@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...records import dataclass
 from ...storage.root import cache_root, unusable
 from ...storage.writing import write_whole
 from ..native.compiler import sources_key
@@ -17,7 +18,7 @@ from ..native.library import KernelLibrary, find_library, kernel_library, load
 from . import machine
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """What was measured on this machine.
 

@@ -6,13 +6,13 @@ The layout within a block is that of ``providers/native/sources/attention.h``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ...records import dataclass
 from ..base import KVEviction
 from .kv_blocks import chosen_rows
 from .kv_memory import reserve
@@ -91,12 +91,15 @@ class BlockMemory:
 
     def read(self, blocks: Sequence[Sequence[int]]) -> list[Array]:
         """Return the content of blocks, listed by group: one array [blocks, ...] per cache."""
-        return [cache[list(blocks[self.shapes[name].group])] for name, cache in self.caches.items()]
+        spans = [_span(group) for group in blocks]
+        parts = [cache[spans[self.shapes[name].group]] for name, cache in self.caches.items()]
+        return [part if part.base is None else part.copy() for part in parts]
 
     def write(self, blocks: Sequence[Sequence[int]], parts: Sequence[Array]) -> None:
         """Write the result of ``read``."""
+        spans = [_span(group) for group in blocks]
         for (name, cache), part in zip(self.caches.items(), parts, strict=True):
-            cache[list(blocks[self.shapes[name].group])] = part
+            cache[spans[self.shapes[name].group]] = part
 
     def evict_kv(
         self,
@@ -162,6 +165,12 @@ class BlockMemory:
             summed: Array = parts[0].sum(-3)
             return summed.swapaxes(-1, -2).reshape(*places[0].shape, -1)
         return parts[0]
+
+
+def _span(blocks: Sequence[int]) -> slice | list[int]:
+    """Return an index of blocks: a slice if they follow each other, which is copied twice as fast."""
+    begin, end = (blocks[0], blocks[0] + len(blocks)) if blocks else (0, 0)
+    return slice(begin, end) if list(blocks) == list(range(begin, end)) else list(blocks)
 
 
 def _quads(groups: npt.NDArray[np.uint8], *, keys: bool) -> Array:

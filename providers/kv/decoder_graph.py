@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import ml_dtypes
@@ -38,6 +38,7 @@ from ...contract import (
     present_of,
 )
 from ...errors import GraphError, UsageError
+from ...records import dataclass
 from ..base import RunnerConfig, RunnerInfo
 from ..kv_groups import KVGroups
 from ..lora import lora_facts, lora_modules

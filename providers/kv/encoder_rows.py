@@ -7,12 +7,12 @@ output share its blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
+from ...records import dataclass
 from ..base import EncoderOutput, Row
 from .block_pool import BlockTables
 

@@ -7,13 +7,13 @@ without change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ...records import dataclass
 from ..base import KVEviction
 
 

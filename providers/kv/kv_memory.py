@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mmap
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import ProviderRuntimeError
+from ...records import dataclass
 
 # The Linux value, for Python builds that do not export it; other systems commit lazily without the flag.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)

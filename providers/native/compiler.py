@@ -49,6 +49,7 @@ _SHARED = (
     "ranks_operator",
     "cuda_driver",
     "cuda_operators",
+    "cuda_product_operator",
     "cuda_ranks_operator",
     "nccl",
     "entry",
@@ -109,6 +110,7 @@ def sources_key() -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
 def installed_library(package: Path = SOURCES.parent) -> Path:
     """Return where an installation keeps the library of these sources, whether or not it is there.
 

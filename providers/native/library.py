@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ProviderUnavailableError
 from ...graph_opt.lower.products.tiles import LAYOUT
+from ...records import dataclass
 from .build import built_library
 from .compiler import installed_library
 

@@ -6,7 +6,6 @@ import ctypes
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ...errors import GraphError
 from ...graph_opt.quantize.algorithms.blockwise import SHRINKS, BlockFormat, Floats, Quantized, Quantizer
 from ...graph_opt.quantize.algorithms.grouped import FACTORS
 from ...graph_opt.quantize.algorithms.kquant import STEPS
+from ...records import dataclass
 from .library import find_library, load
 
 _RANGES, _LINES = 0, 1  # Search of sources/rounding.h

@@ -7,7 +7,6 @@ import functools
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ...graph_opt.lower.kernels import StoredForm
 from ...graph_opt.lower.products.half_products import float_tile_bytes
 from ...graph_opt.lower.products.stored_tiles import HALF_MIDDLE, stored_tile_bytes
 from ...graph_opt.lower.products.tiles import COLUMNS, tile_bytes
+from ...records import dataclass
 from .library import load
 
 _BYTES = 24 << 20  # of a thread, more than its share of any cache

@@ -9,7 +9,6 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from ...contract import TOTAL_SEQUENCE_LENGTH, present_of
 from ...errors import ProviderRuntimeError, ProviderUnavailableError
+from ...records import dataclass
 from .. import captures
 from ..kv.kv_memory import KVSpec
 from . import ort

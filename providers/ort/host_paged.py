@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from ...contract import (
 )
 from ...errors import GraphError, ProviderRuntimeError
 from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, TABLE, table_input, width_of
+from ...records import dataclass
 from ..base import KVEviction, RunnerConfig
 from ..kv.block_memory import BlockMemory, BlockShape
 from ..kv.block_pool import BlockTables
@@ -49,13 +49,17 @@ def _shapes(graph: DecoderGraph) -> tuple[dict[str, BlockShape], list[str]]:
     windows = {name: spec.window or 0 for name, spec in graph.caches.items()}
     by_cache = {name: _table(window, graph.inputs) for name, window in windows.items()}
     tables, size, kind = list(dict.fromkeys(by_cache.values())), graph.block_size, graph.metadata[CACHE_TYPE]
+    paired = {
+        width: stores_pairs(width_of(width, kind), size, CACHE_TYPES[kind])
+        for width in {spec.width for spec in graph.caches.values()}
+    }
     shapes = {
         name: BlockShape(
             spec.heads,
             size,
             spec.width,
             windows[name],
-            paired=stores_pairs(width_of(spec.width, kind), size, CACHE_TYPES[kind]),
+            paired=paired[spec.width],
             group=tables.index(by_cache[name]),
         )
         for name, spec in graph.caches.items()
@@ -133,8 +137,7 @@ class HostPagedSession:
                 bound.bind_lora(batch.lora)
             self.session.run_with_iobinding(bound.binding)
         except ort.runtime_errors() as error:
-            rows = len(batch.past_lens)
-            raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
+            raise ort.run_error(len(batch.past_lens), error) from error
         if states is not None:
             states[:] = self._hidden[: len(states), 0]
         return self._logits[:wanted, 0]

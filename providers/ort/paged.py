@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,7 @@ from ...contract import (
 )
 from ...errors import GraphError, ProviderRuntimeError, ProviderUnavailableError
 from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, STATE_PLACES, TABLE
+from ...records import dataclass
 from ..base import BestLogits, Draw, KVEviction
 from ..kv.block_pool import FREED
 from ..kv.decoder_graph import DecoderGraph, read_graph
@@ -183,10 +183,10 @@ class OrtPagedSession:
             yield
         except ort.runtime_errors() as error:
             self._forget(form)
-            raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
+            raise ort.run_error(rows, error) from error
         except (ProviderUnavailableError, ProviderRuntimeError) as error:
             self._forget(form)
-            raise ProviderRuntimeError(f"a run of {rows} rows failed: {error}") from error
+            raise ort.run_error(rows, error) from error
 
     def capture_decoding(self) -> None:
         """Capture the steps of one token a row now, so that none waits for it later.

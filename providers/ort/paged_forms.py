@@ -6,7 +6,7 @@ further rows, whose KV goes to a scratch block that no sequence has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ...records import dataclass
 
 _DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _MIXED_TOKENS = (32, 64, 128, 256, 512, 1024, 2048)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import present_of
+from ...records import dataclass
 from ..kv.kv_memory import KVSpec, reserve
 from . import ort
 

@@ -7,12 +7,12 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS
 from ...graph_opt.graph.load import read_model
+from ...records import dataclass
 from ...storage.hashes import FolderHashes
 
 _log = logging.getLogger(__name__)

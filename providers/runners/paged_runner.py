@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
+from ...records import dataclass
 from ..base import BestLogits, Draw, KVEviction, LoraMatrices, Pending, Row, Runner, RunnerInfo
 from ..captures import no_capture
 from ..image_rows import image_ahead, image_inputs, rope_positions

@@ -13,13 +13,14 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
+from ...records import dataclass
 from ..base import BestLogits, Draw, KVEviction, Pending, Row
 from .filled_slots import FilledSlots
 from .remote_runner import RemoteRunner

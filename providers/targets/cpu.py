@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,6 +12,7 @@ from ...contract import SEQLENS_K
 from ...errors import CarryallWarning, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import CPU, Kernels
 from ...options import Checked
+from ...records import dataclass
 from ..base import Runner, RunnerConfig
 from ..host import machine
 from ..host.tuning import Tuning, stored_tuning, tuned_kernels

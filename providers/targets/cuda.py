@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,6 +19,7 @@ from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA, Kernels
 from ...graph_opt.lower.paged_kv import block_size
 from ...options import Checked, option
+from ...records import dataclass
 from ..base import Runner, RunnerConfig
 from ..cuda.kernels import MOST_CANDIDATES, load_kernels, operators_library
 from ..cuda.nccl import load_nccl
@@ -207,7 +207,9 @@ class CudaProvider(NvidiaProvider):
         """Return the abilities of onnxruntime's kernels, and of carryall's if they are chosen."""
         if options["kernels"] != CARRYALL:
             return self.kernels
-        return dataclasses.replace(self.kernels, silu_and_mul=True, draw_tokens=MOST_CANDIDATES)
+        return dataclasses.replace(
+            self.kernels, silu_and_mul=True, int4_product=True, draw_tokens=MOST_CANDIDATES
+        )
 
     def extend(self, settings: Any, options: Mapping[str, Any]) -> None:
         """Register carryall's operators, if they are chosen.

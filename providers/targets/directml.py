@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ...graph_opt.lower.kernels import DIRECTML
 from ...options import Checked, option
+from ...records import dataclass
 from ..base import Runner, RunnerConfig
 from ..kv.kv_memory import KVSpec
 from ..ort import ort

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +17,7 @@ from ...errors import ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
 from ...options import Checked, option
+from ...records import dataclass
 from ..base import Runner, RunnerConfig
 from ..kv.decoder_graph import read_slot_graph
 from ..ort import ort

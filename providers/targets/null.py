@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ from ...contract import LOGITS
 from ...errors import GraphError, ProviderRuntimeError, UsageError
 from ...graph_opt.graph.load import read_model
 from ...options import Checked, option
+from ...records import dataclass
 from ..base import BestLogits, KVEviction, LoraMatrices, Provider, Row, Runner, RunnerConfig, RunnerInfo
 from ..kv_groups import KVGroups, StateKV, window_groups
 from ..lora import lora_facts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -25,6 +24,7 @@ from ...graph_opt.lower.pipelines.paged import INT8_CACHE, paged_passes
 from ...graph_opt.lower.pipelines.paged_form import TABLES, PagedLayer, paged_layers
 from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
 from ...options import Checked, option
+from ...records import dataclass
 from ..base import Provider, Runner, RunnerConfig
 from ..host import machine
 from ..kv.block_pool import BlockTables

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +13,7 @@ from ...errors import UsageError
 from ...graph_opt.lower.kernels import Kernels
 from ...graph_opt.lower.pipelines.standard import standard_passes
 from ...options import Checked, option
+from ...records import dataclass
 from ...storage.root import cache_root
 from ..base import Runner, RunnerConfig
 from ..host import nvidia

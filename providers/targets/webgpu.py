@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +18,7 @@ import onnx_ir as ir
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import WEBGPU
 from ...options import Checked, option
+from ...records import dataclass
 from ..base import Runner, RunnerConfig
 from ..host.machine import memory_bandwidth
 from ..kv.decoder_graph import read_slot_graph

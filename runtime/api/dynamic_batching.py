@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from ...errors import EngineClosedError, ProviderRuntimeError, QueueFullError, RequestError, UsageError
 from ...options import shown
+from ...records import dataclass
 from ..types.arguments import checked_arguments
 
 Feeds = Mapping[str, npt.NDArray[Any]]

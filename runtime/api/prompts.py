@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, TypedDict, cast
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ...errors import CarryallError, PromptTooLongError, RequestError, RequestFailedError
 from ...providers.base import EncoderOutput
+from ...records import dataclass
 from ..engine.requests.pooled_states import Pooling
 from ..engine.requests.prompt_images import PromptImages
 from ..engine.schedule.admission import check_prompt
@@ -42,6 +42,8 @@ class ChatPrompt:
         frame: what is around a structured output, or which calls the answer must hold.
         images: its pictures; None for none.
         encoder: what the encoder of the model made of its picture; None without an encoder.
+        new_json_parser: returns a parser that makes JSON of an answer, in place of a grammar that holds the
+            answer to JSON; None for a model that writes JSON itself.
         resumption: lengths at which later prompts may leave it, as ``Request`` takes them.
     """
 
@@ -50,6 +52,7 @@ class ChatPrompt:
     frame: AnswerFrame | None = None
     images: PromptImages | None = None
     encoder: EncoderOutput | None = None
+    new_json_parser: Callable[[], MessageParser] | None = None
     resumption: tuple[int, ...] = ()
 
 

@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +24,10 @@ from ..engine.sampling.logits_processors import ThoughtMarks
 from ..engine.schedule.admission import check_token_ids
 from ..text.chat_template import ChatTemplate, Message, check_variables
 from ..text.parsers.answer_grammar import AnswerFrame, answer_frame
+from ..text.parsers.base import MessageParser, ParsedMessage
+from ..text.parsers.locations import LocationParser
 from ..text.parsers.registry import AnswerFormats, message_parser
+from ..text.parsers.tags import TagParser, has_tags
 from ..text.tokenizer import Tokenizer
 from ..types.sampling_params import SamplingParams
 from .encoder import Encoder
@@ -34,7 +37,7 @@ from .prompts import EncodedPrompt, PromptReader, encoder_of, images_of, plain_p
 from .prompts import PooledPrompt as PooledPrompt
 from .prompts import Prompt as Prompt
 from .resumption import Resumption
-from .sight import Sight
+from .sight import SeenPicture, Sight
 
 if TYPE_CHECKING:
     from ..models.loading import LoadedModel
@@ -121,7 +124,7 @@ class RequestFactory:
         _check_texts(request_id=request_id, cache_salt=cache_salt, tenant=tenant)
         _check_options(params, priority, timeout, lora)
         adapter = None if lora is None else self.adapters.get(lora)
-        prompt = plain_prompt(prompt)
+        prompt, params = _parsed_to_json(plain_prompt(prompt), params)
         token_ids = self.token_ids(prompt)
         check_token_ids(token_ids, params, self._model.runner.info.vocab_size)
         if self._model.tokenizer is None:
@@ -315,14 +318,33 @@ class RequestFactory:
         Raises:
             RequestError: see ``Sight.encoded``; or there are tools, or the checkpoint states no such token.
         """
+        if self._model.hears:
+            raise RequestError(
+                "this model writes down recordings, and reads neither texts nor images; give it one: "
+                "carryall run --audio, LLM.transcribe, /v1/audio/transcriptions"
+            )
         if tools:
             raise RequestError("this model writes down pictures and calls no tools; leave them out")
-        if (start := self._model.defaults.start_token_id) is None:
+        encode = functools.partial(self.encode, add_special_tokens=False)
+        seen = self.sight.encoded(messages, encode, salt)
+        tokens = encode(seen.begun) if seen.begun else list(self._model.defaults.start_token_ids)
+        if not tokens:
             raise RequestError(
                 "neither generation_config.json nor config.json states the 'decoder_start_token_id' with "
                 "which this model begins; add it"
             )
-        return ChatPrompt([start], lambda: None, encoder=self.sight.encoded(messages, salt))
+        parser = self._json_parser(seen, tokens)
+        return ChatPrompt(tokens, lambda: None, encoder=seen.output, new_json_parser=parser)
+
+    def _json_parser(self, seen: SeenPicture, tokens: Sequence[int]) -> Callable[[], MessageParser] | None:
+        """Return what makes parsers of answers with places or tags; None if the model writes neither."""
+        places, tokenizer = seen.places, self._model.tokenizer
+        if places is not None:
+            return lambda: LocationParser(ParsedMessage(), places)
+        if tokenizer is None or not has_tags(tokenizer.added_texts):
+            return None
+        begun = seen.begun or tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return lambda: TagParser(ParsedMessage(), begun, tokenizer.added_texts)
 
     def _marked(
         self,
@@ -454,6 +476,24 @@ def _with_object_arguments(messages: Sequence[Any]) -> list[Any] | None:
         for message in messages
     ]
     return rewritten if changed else None
+
+
+def _parsed_to_json(prompt: Prompt, params: SamplingParams) -> tuple[Prompt, SamplingParams]:
+    """Return prompt and options of an answer that a parser makes JSON of, without a grammar.
+
+    Raises:
+        InvalidSamplingError: the answer shall have another form.
+    """
+    wanted = params.structured_output
+    if wanted is None or not isinstance(prompt, ChatPrompt) or prompt.new_json_parser is None:
+        return prompt, params
+    if not wanted.json_object:
+        raise InvalidSamplingError(
+            "this model writes tags and places, which a structured output 'json_object' makes JSON of; "
+            f"'{wanted.key[0]}' is not supported"
+        )
+    parsed = dataclasses.replace(prompt, new_parser=prompt.new_json_parser)
+    return parsed, dataclasses.replace(params, structured_output=None)
 
 
 # Arguments are checked here, in the caller's thread, and not in the engine's.

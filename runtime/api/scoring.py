@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, TypeVar
 
 from ...errors import ProviderRuntimeError, RequestError, UsageError
+from ...records import dataclass
 from ..text.chat_template import Message
 from ..types.outputs import Logprob, RequestOutput
 from ..types.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from ...exporter.encoders.modules import (
 )
 from ...exporter.package import VISION_FILE
 from ...options import shown
+from ...records import dataclass
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
 from .encoder_model import EncoderModel

@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, TEXT_REDUCTIONS
 from ...graph_opt.lower.paged_kv import AHEAD, BEGINS, KEYS, PAST, TABLE, VALUES
 from ...providers import get_provider, has_argument
 from ...providers.base import Provider, RunnerConfig
+from ...records import dataclass
 from ..models.text_graph import text_graph
 from ..types.providers import Providers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from ...exporter.encoders.modules import LENGTH_FILE
 from ...exporter.encoders.text_form import TextForm, read_text_form
 from ...options import shown
 from ...providers.ort.ort import one_line, runtime_errors
+from ...records import dataclass
 from ..text.tokenizer import TOKENIZER_FILE, read_optional_json
 from ..types.providers import Providers
 from .load_encoder import MODEL_FILES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,6 +12,7 @@ from ...contract import LOGITS
 from ...errors import ProviderRuntimeError, RequestError, UnsupportedModelError
 from ...exporter.config import read_config
 from ...exporter.encoders.export import label_names
+from ...records import dataclass
 from ..types.arguments import checked_arguments
 from ..types.providers import Providers
 from .encoder_model import EncoderModel

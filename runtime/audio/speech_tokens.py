@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ...errors import PackageError, RequestError
+from ...records import dataclass
 from ..text.tokenizer import Tokenizer
 from .languages import LANGUAGES
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from ...errors import ProviderRuntimeError, RequestError
 from ...options import Checked, option
 from ...providers.base import EncoderOutput
+from ...records import dataclass
 from ..text.tokenizer import Tokenizer
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams

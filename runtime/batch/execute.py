@@ -8,11 +8,11 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import PackageError, UsageError
 from ...progress import Progress
+from ...records import dataclass
 from ..models.loading import check_available
 from .identity import model_identity, model_stamp
 from .inputs.files import check_folder, exists, is_remote

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...records import dataclass
 from .inputs.files import STREAM, is_remote
 from .inputs.lines import URLS
 from .inputs.sources import Content, Source

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from ...records import dataclass
 
 SESSION_HEADER = "x-session-id"
 CHUNK_CHARACTERS = 256

@@ -6,10 +6,11 @@ import hashlib
 import os
 import socket
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...errors import MissingExtraError, ServiceUnavailableError, UsageError
+from ...records import dataclass
 from ..process.ray_cluster import LOCAL, connect, ship
 from ..service.core.config import ServerConfig
 from .replica import Front, Replica, ReplicaSpec

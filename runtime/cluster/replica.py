@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...errors import ServiceUnavailableError
+from ...records import dataclass
 from ..engine.config import EngineConfig
 from ..models.config import ModelConfig
 from ..process.ray_cluster import ray_module, unpacked

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ...options import Checked, option
+from ...records import dataclass
 from .sampling.sampler import BatchLogitsProcessor
 
 

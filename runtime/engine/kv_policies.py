@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...errors import ProviderRuntimeError, UsageError
 from ...providers.base import KVEviction, Runner, RunnerInfo
+from ...records import dataclass
 from .config import EngineConfig
 from .requests.request import Request
 from .schedule.scheduler import Scheduler

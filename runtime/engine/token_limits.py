@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...errors import UsageError
 from ...providers.base import RunnerInfo
+from ...records import dataclass
 from .config import EngineConfig
 
 

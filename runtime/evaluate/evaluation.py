@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from ...errors import ProviderRuntimeError, UsageError
 from ...progress import Progress
 from ...providers.base import Row, Runner
+from ...records import dataclass
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]

@@ -6,11 +6,11 @@ import gc
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import ProviderRuntimeError, UsageError
+from ...records import dataclass
 from ..engine.engine import Engine
 from ..engine.requests.request import Request
 from ..types.sampling_params import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ...contract import GROUP_ROWS, GROUPS, MERGED_PATCHES, PIXELS, WINDOW_ROWS, WINDOWS
 from ...exporter.image_processor import ImageProcessor
+from ...records import dataclass
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ...errors import MissingExtraError, RequestError
 from ...options import shown
+from ...records import dataclass
 from .opening import MOST_PIXELS, Pixels, open_picture, read_picture
 
 FPS = 2.0  # frames of a second that are taken, unless the caller says otherwise

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import UsageError
 from ...graph_opt.quantize.methods import METHODS
 from ...options import Checked, check_names, declared, option, shown
+from ...records import dataclass
 from ..engine.config import EngineConfig
 
 
@@ -61,7 +61,7 @@ class ModelConfig(Checked):
         UsageError: a value has a wrong type, is out of range, or needs an option that is not given.
     """
 
-    model: str | Path = option(flags=("MODEL",))  # noqa: RUF009 -- makes a field
+    model: str | Path = option(flags=("MODEL",))
     provider: str = option("cpu", flags=("--provider", "--split"))
     tensor_parallel: int = option(1, least=1, most=64)
     numa: Literal["auto", "off"] = "off"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...exporter.package import DRAFT_HEAD_FILE, fingerprint
+from ...records import dataclass
 from ...storage.cache import cache_key
 from .model_source import CheckpointModel, SourceModel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from ...exporter.package import MODEL_FILE, fingerprint
 from ...progress import Progress
 from ...providers import get_provider
 from ...providers.base import Provider, RunnerConfig
+from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder
 from ..engine.speculation.draft_head import BesideModel, DraftHead, HeadInputs, InPlaceOfModel
 from ..engine.speculation.medusa_heads import MedusaHeads

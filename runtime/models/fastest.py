@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from ...progress import Progress
 from ...providers import get_provider, provider_names
 from ...providers.base import Provider, Row, Runner, RunnerConfig
 from ...providers.host.machine import describe_machine
+from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder
 from .lowering import lowered_model
 from .model_source import SourceModel

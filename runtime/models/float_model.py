@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +33,7 @@ from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, pro
 from ...graph_opt.quantize.search.weight_inputs import WeightInputs
 from ...progress import Progress, phase
 from ...providers.native.rounding import native_quantizer
+from ...records import dataclass
 from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import RequestError
 from ...providers.base import DeviceMemory, Runner
 from ...providers.placement import Placement
+from ...records import dataclass
 from ..audio.encoding import AudioEncoder
 from ..engine.adapters import AdapterSet
 from ..engine.speculation.proposer import Proposer

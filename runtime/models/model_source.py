@@ -6,7 +6,7 @@ import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ...exporter.image_processor import has_processor, has_tower
 from ...exporter.package import COPIED_FILES, Package, external_tensors, fingerprint
 from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
+from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder
 from ...storage.file_identity import identity_of
 from ...storage.hashes import content_key
@@ -339,9 +340,11 @@ class GgufModel(InPlaceModel):
 
     Args:
         opened: returns the file, whose header is read once.
+        known: its ``identity`` when it was resolved.
     """
 
     opened: Callable[[], GgufFile] = field(kw_only=True, compare=False, repr=False)
+    known: str = field(kw_only=True, compare=False, repr=False)
 
     def build(self, *, stacked: bool = False) -> ir.Model:
         from ...exporter.export import export_model
@@ -375,6 +378,10 @@ class GgufModel(InPlaceModel):
         """The bytes of the files: tiles have the size of the blocks in the file."""
         return sum(path.stat().st_size for path in shard_paths(self.model_path))
 
+    @cached_property
+    def content_key(self) -> str:
+        return self.known
+
     def identity(self) -> str:
         """Return a hash of sizes, times, inodes and samples of the files; see ``identity_of``."""
         return identity_of(shard_paths(self.model_path))
@@ -400,7 +407,7 @@ class CheckpointModel(InPlaceModel):
 
     @cached_property
     def sees(self) -> bool:
-        return has_tower(self.config) and has_processor(self.folder)
+        return has_tower(self.config) and (bool(self.config.get("encoder")) or has_processor(self.folder))
 
     @property
     def hears(self) -> bool:
@@ -470,8 +477,9 @@ def gguf_in_place(name: str, path: Path) -> GgufModel:
         with collector_paused():
             write_gguf_sides(opened(), folder, to_open=True)
 
-    key = cache_key(gguf=identity_of(shard_paths(path)))
-    return GgufModel(name, cached_folder("gguf", key, build, {"model": name}), first, opened=opened)
+    identity = identity_of(shard_paths(path))
+    folder = cached_folder("gguf", cache_key(gguf=identity), build, {"model": name})
+    return GgufModel(name, folder, first, opened=opened, known=identity)
 
 
 def resolve_model(

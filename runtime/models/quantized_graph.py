@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ...graph_opt.pipeline.report import PipelineReport
 from ...graph_opt.quantize.left_float import LeftFloat, float_matrices, left_float
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
+from ...records import dataclass
 from .float_model import FloatModel, FloatSource
 
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ...providers.base import Row, Runner, RunnerConfig, RunnerInfo
 from ...providers.host.machine import usable_cores
 from ...providers.runners.pipeline_runner import PipelineStage
 from ...providers.runners.runner_process import software
+from ...records import dataclass
 from ...storage.cache import intact_folder
 from ..process.ray_cluster import ship, unpacked
 

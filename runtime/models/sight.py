@@ -23,6 +23,8 @@ from ..process.threads import at_lower_priority
 from .model_source import SourceModel
 from .tower_graph import tower_graph
 
+_NONE = np.zeros((0, 0), np.int64)  # groups of towers that have none
+
 
 def open_sight(source: SourceModel, provider: str, config: RunnerConfig, info: RunnerInfo) -> ImageEncoder:
     """Return what turns pictures into rows of the decoder's input, or into those that it attends to.
@@ -76,7 +78,7 @@ def open_tower(
     processor = read_image_processor(folder / IMAGE_PROCESSOR_FILE)
 
     def run(feeds: Mapping[str, npt.NDArray[Any]]) -> States:
-        if (feeds[GROUPS] < 0).any():
+        if (feeds.get(GROUPS, _NONE) < 0).any():
             raise ProviderRuntimeError("units of different shapes are in one run of a tower for full groups")
         try:
             # Requests that decode meanwhile go first.

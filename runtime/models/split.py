@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from ...providers import get_provider, has_argument
 from ...providers.base import DeviceMemory, Runner, RunnerConfig
 from ...providers.runners.process_runner import ProcessRunner
 from ...providers.runners.split_runner import SplitRunner
+from ...records import dataclass
 from .lowering import lowered_model
 from .model_source import SourceModel
 

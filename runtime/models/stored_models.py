@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ...errors import ModelNotFoundError
 from ...exporter.hub import DownloadedFiles, downloaded_models, remove_downloaded
+from ...records import dataclass
 from ...storage.cache_entries import CacheEntry, cache_entries, remove_entries
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from ...contract import CONTEXT_LENGTH, PRODUCER
 from ...errors import UnsupportedAttentionError
 from ...exporter.package import MODEL_FILE
 from ...providers.base import Provider
+from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder, intact_folder
 from ...storage.hashes import content_key
 from ..process.garbage import collector_paused

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
 from ...options import shown
+from ...records import dataclass
 from ..api.requests import RENDER_OPTIONS
 from ..images.data_url import is_data_url, read_data_url
 from ..text.chat_template import check_variables

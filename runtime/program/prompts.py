@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from ...errors import CarryallError
+from ...records import dataclass
 from ..types.outputs import ToolCall, Usage
 from .parts import Place
 

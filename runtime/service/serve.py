@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from starlette.routing import BaseRoute
 
 from ...errors import EngineClosedError, UsageError
+from ...records import dataclass
 from ..process.garbage import lasting_objects
 from ..process.open_files import raise_open_files, warn_of_refused_connections
 from .access.admission import Admission

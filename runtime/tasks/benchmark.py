@@ -7,7 +7,7 @@ import gc
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.onnx_files import read_onnx
 from ...progress import Progress, phase
 from ...providers.host.machine import describe_machine, memory_bandwidth, usable_cores
+from ...records import dataclass
 from ...reports import Report, human_bytes
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from ...errors import UsageError
+from ...records import dataclass
 from ...reports import Report
 from ..engine.sampling.watermarks import context_hash, green_tokens, ngram_values
 from ..models.model_source import resolve_model

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...graph_opt.compare.diff import GraphDiff
 from ...graph_opt.compare.diff import diff as diff_graphs
 from ...graph_opt.graph.graph_facts import layer_pattern
+from ...records import dataclass
 from ...reports import Report
 from ..models.graphs import load_graph
 from ..types.arguments import checked_arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...progress import Progress, phase
+from ...records import dataclass
 from ...reports import Report
 from ...storage.texts import read_text
 from ..evaluate.evaluation import GreedyAgreement, Prediction, Stored, Tokens, greedy_agreement, predict

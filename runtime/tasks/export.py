@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from ...graph_opt.pipeline.pipelines import portable_passes
 from ...graph_opt.quantize.left_float import LeftFloat
 from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress
+from ...records import dataclass
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..models.building import build_export

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from ...graph_opt.pipeline.bisect import first_failing_pass
 from ...graph_opt.pipeline.report import PipelineReport
 from ...progress import Progress, phase
 from ...providers.base import Provider
+from ...records import dataclass
 from ...reports import Report
 from ...storage.scratch import scratch_folder
 from ..evaluate.provider_decoder import verify_with_provider

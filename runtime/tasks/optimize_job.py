@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -16,6 +15,7 @@ from ...graph_opt.pipeline.pipelines import model_passes, portable_passes
 from ...graph_opt.pipeline.plugins import load_pass
 from ...providers import get_provider, provider_names
 from ...providers.base import Provider, RunnerConfig
+from ...records import dataclass
 from ..models.graphs import default_context_length, load_graph
 from ..models.model_source import locate_model
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +28,7 @@ from ...providers.host import machine
 from ...providers.kv_groups import TRIM_STEP
 from ...providers.native.library import find_library
 from ...providers.native.speed import ProductForm, seconds_per_byte
+from ...records import dataclass
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..models.lowering import with_context

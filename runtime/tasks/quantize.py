@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ...graph_opt.quantize.formats.kv_cache import has_quantized_kv
 from ...graph_opt.quantize.left_float import LeftFloat
 from ...graph_opt.quantize.recipe import NO_METHOD, QuantizationRecipe
 from ...progress import Progress, phase
+from ...records import dataclass
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ import onnx_ir as ir
 from ...exporter.config import RawConfig
 from ...exporter.export import model_from
 from ...exporter.weights import Checkpoint
+from ...records import dataclass
 from ...storage.stored_tensor import Array, Packed, StoredTensor
 
 

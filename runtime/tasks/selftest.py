@@ -7,7 +7,6 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from ...providers.host.selftest_checks import (
     memory_figures,
     speed_figures,
 )
+from ...records import dataclass
 from ...storage.writing import write_whole
 from ..models.split import with_device
 from . import selftest_models as models

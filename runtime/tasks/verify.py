@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ...graph_opt.compare.bars import Bars
 from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
 from ...progress import Progress, phase
+from ...records import dataclass
 from ...reports import Report
 from ...storage.scratch import scratch_folder
 from ..models.find import side_folder

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...errors import RequestError
+from ...records import dataclass
 from .tokenizer import Tokenizer
 
 

@@ -14,13 +14,14 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import unquote
 
 import llguidance
 
 from ...errors import InvalidSamplingError
+from ...records import dataclass
 
 Json = dict[str, Any]
 

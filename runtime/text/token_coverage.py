@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from ...exporter.gguf.vocabulary import StoredTokenizer
+from ...records import dataclass
 
 # NFC and NFD map at most 3 bytes to 1, for instance KELVIN SIGN to K; a test checks all of Unicode.
 _SHRINKS = {"NFC": 3, "NFD": 3}

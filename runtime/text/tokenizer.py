@@ -112,6 +112,11 @@ class Tokenizer:
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @cached_property
+    def added_texts(self) -> frozenset[str]:
+        """The texts of added tokens, special or not."""
+        return frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+
+    @cached_property
     def special_texts(self) -> SpecialTexts:
         """Keeps the texts of special tokens apart from the tokens."""
         added = self._tokenizer.get_added_tokens_decoder()

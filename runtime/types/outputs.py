@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import InvalidSamplingError, ProviderRuntimeError
+from ...records import dataclass
 from ...reports import html_table
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...errors import InvalidSamplingError, UsageError
 from ...options import Option, check_names, declared, option, shown
+from ...records import dataclass
 from .structured_output import StructuredOutput
 from .watermark import Watermark
 

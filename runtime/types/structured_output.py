@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 from ...errors import InvalidSamplingError
 from ...options import shown
+from ...records import dataclass
 
 _MAX_CHARACTERS = {"json_schema": 1 << 18}  # the others: 1 << 16
 

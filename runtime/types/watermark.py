@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from ...errors import InvalidSamplingError
 from ...options import shown
+from ...records import dataclass
 
 _MOST_KEYS = 64
 _MOST_TABLE = 1 << 24

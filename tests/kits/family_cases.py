@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tiny_models import tiny_config, write_tiny
+from tiny_models import CONFIGS, tiny_config, write_tiny
 
 from carryall.exporter.config import DecoderConfig, RopeConfig
 from carryall.exporter.export import family
@@ -244,9 +244,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h-latent": ("nemotron_h", {"moe_latent_size": 12, "seed": 1}),
     "kimi_linear": ("kimi_linear", {}),
     "bailing_hybrid": ("bailing_hybrid", {}),
+    "bailing_hybrid-whole-group": ("bailing_hybrid", {"num_hidden_layers": 3}),
     "bailing_hybrid-unbounded": ("bailing_hybrid", {"kda_safe_gate": False, "q_lora_rank": 12}),
     "bitnet": ("bitnet", {}),
     "phimoe": ("phimoe", {}),
+    "phimoe-published": (
+        "phimoe",
+        {
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.01,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0, 1.5, 2.0, 2.5, 1.0, 1.5, 2.0, 2.5],
+                "long_factor": [4.0] * 8,
+                "short_mscale": 1.0801234497346435,
+                "long_mscale": 1.0801234497346435,
+            },
+        },
+    ),
     "phimoe-long": (
         "phimoe",
         {
@@ -264,6 +281,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "muse_glimmer": ("muse_glimmer", {}),
+    "muse_glimmer-published": (
+        "muse_glimmer",
+        {"text_config": {**CONFIGS["muse_glimmer"]["text_config"], "post_norm_eps": 1e-8}},
+    ),
     "muse_glimmer_text": ("muse_glimmer_text", {}),
     "gemma": ("gemma", {}),
     "gemma4_unified_text": ("gemma4_unified_text", {}),
@@ -299,9 +320,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe": ("ernie4_5_moe", {}),
     "olmoe": ("olmoe", {}),
     "mellum": ("mellum", {}),
+    "mellum-experts": ("mellum", {"mlp_layer_types": ["sparse", "sparse"]}),
     "ministral3": ("ministral3", {}),
     "mistral3": ("mistral3", {}),
     "granite_swa": ("granite_swa", {}),
+    "granite_swa-one-base": ("granite_swa", {"layer_rope_theta": [10_000.0, 10_000.0, 0]}),
     "lfm3": ("lfm3", {}),
     "lfm3-plain": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "lfm2": ("lfm2", {}),

@@ -41,8 +41,24 @@ CONVERTED = (
         "glm4",
         "glm4_moe",
     ),
-    *("glm4_moe-plain", "glm4_moe_lite", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared"),
-    *("hunyuan_v1_dense", "lfm2_moe", "ministral3", "olmo2", "starcoder2-no-window", "youtu"),
+    *(
+        "glm4_moe-plain",
+        "glm4_moe_lite",
+        "granite",
+        "granite_swa-one-base",
+        "granitemoe",
+        "granitemoehybrid",
+        "granitemoeshared",
+    ),
+    *(
+        "hunyuan_v1_dense",
+        "lfm2_moe",
+        "ministral3",
+        "muse_glimmer-published",
+        "olmo2",
+        "starcoder2-no-window",
+        "youtu",
+    ),
 )
 # Types of matrices by the multiple that their rows need.
 _OF_32 = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4")

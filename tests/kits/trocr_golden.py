@@ -1,10 +1,13 @@
-"""Golden file of TrOCR: the results of transformers for tiny checkpoints and two pictures.
+"""Golden files of TrOCR and Donut: the results of transformers for tiny checkpoints and two pictures.
 
 ``python tests/kits/trocr_golden.py``, with torch and transformers, records it again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -16,13 +19,22 @@ import numpy.typing as npt
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parent / "checkpoints")]
 
 from recorded_pictures import picture
-from tiny_trocr import CASES, START, write_trocr
+from tiny_trocr import CASES, write_trocr
 
 Array = npt.NDArray[Any]
 FOLDER = Path(__file__).resolve().parents[1] / "exporter" / "golden"
 SEED = 3
 SIZES = ((30, 90), (24, 24))  # height and width
 NEW_TOKENS = 20
+
+
+# Height and width of pictures whose pages are recorded.
+PAGES = ((30, 90), (90, 30), (24, 24), (7, 40), (200, 33), (33, 200), (640, 480), (5, 60), (500, 499))
+PAGES_PATH = FOLDER.parents[1] / "corpora" / "images" / "donut_pages.json"
+# Tasks and the beginnings of answers, of which a tiny random model is given some.
+PROMPTS = ("<s_cord-v2>", "<s_cord-v2><s_name>Tea</s_name><s_price>")
+PROMPTED_PATH = FOLDER / "donut-prompted.json"
+DONUTS = ("donut", "donut-odd")
 
 
 def golden_path(case: str) -> Path:
@@ -48,7 +60,7 @@ def transformers_answer(checkpoint: Path, case: str) -> dict[str, Array]:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    name = {"vit": "ViT", "deit": "DeiT"}[CASES[case][0]["model_type"]]
+    name = {"vit": "ViT", "deit": "DeiT", "donut-swin": "Donut"}[CASES[case][0]["model_type"]]
     processor = getattr(transformers, f"{name}ImageProcessorPil").from_pretrained(checkpoint)
     model, loading = transformers.VisionEncoderDecoderModel.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -62,7 +74,8 @@ def transformers_answer(checkpoint: Path, case: str) -> dict[str, Array]:
             *sinusoids.shape, decoder.padding_idx
         )
     pixels = processor(pictures(), return_tensors="pt")["pixel_values"]
-    tokens, margins = torch.full((2, 1), START), []
+    start = CASES[case][1]["decoder_start_token_id"]
+    tokens, margins = torch.full((2, 1), start), []
     with torch.inference_mode():
         states = model.encoder(pixels).last_hidden_state
         if hasattr(model, "enc_to_dec_proj"):
@@ -81,8 +94,65 @@ def transformers_answer(checkpoint: Path, case: str) -> dict[str, Array]:
     }
 
 
+def page_digests(case: str) -> dict[str, str]:
+    """Return by height and width the SHA-256 of a picture's page, float32 [3, height, width]."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = write_trocr(Path(folder), case)
+        processor = transformers.DonutImageProcessorPil.from_pretrained(checkpoint)
+    return {
+        f"{height}x{width}": hashlib.sha256(
+            processor(picture(height, width), return_tensors="np")["pixel_values"][0].tobytes()
+        ).hexdigest()
+        for height, width in PAGES
+    }
+
+
+def prompted_answer(checkpoint: Path, prompt: str) -> dict[str, Any]:
+    """Return what transformers generates greedily of the second picture behind a prompt.
+
+    Returns:
+        ``prompt`` and ``tokens``, the ids of the prompt and those generated; ``json``, what
+        ``DonutProcessor.token2json`` makes of them all without the name of the task, as its examples do.
+    """
+    import transformers
+
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(checkpoint / "tokenizer.json"))
+    image_processor = transformers.DonutImageProcessorPil.from_pretrained(checkpoint)
+    model = transformers.VisionEncoderDecoderModel.from_pretrained(checkpoint, attn_implementation="eager")
+    pixels = image_processor(pictures()[1:], return_tensors="pt")["pixel_values"]
+    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
+    sequence = (
+        model.eval()
+        .generate(
+            pixels,
+            decoder_input_ids=ids,
+            do_sample=False,
+            min_new_tokens=NEW_TOKENS,
+            max_new_tokens=NEW_TOKENS,
+        )[0]
+        .tolist()
+    )
+    processor = transformers.DonutProcessor(image_processor, tokenizer)
+    text = re.sub(r"<.*?>", "", tokenizer.decode(sequence), count=1).strip()
+    count = ids.shape[1]
+    return {
+        "text": prompt,
+        "prompt": sequence[:count],
+        "tokens": sequence[count:],
+        "json": processor.token2json(text),
+    }
+
+
 def main() -> None:
     """Record the files."""
+    pages = {case: page_digests(case) for case in DONUTS}
+    PAGES_PATH.write_text(json.dumps(pages, indent=1) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = write_trocr(Path(folder), "donut", SEED)
+        prompted = [prompted_answer(checkpoint, prompt) for prompt in PROMPTS]
+    PROMPTED_PATH.write_text(json.dumps(prompted, indent=1) + "\n", encoding="utf-8")
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             answer = transformers_answer(write_trocr(Path(folder), case, SEED), case)

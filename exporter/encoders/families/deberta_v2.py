@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ....errors import CheckpointError, UnsupportedModelError
+from ....records import dataclass
 from ...config import RawConfig, integer
 from ..encoder import EncoderConfig, EncoderWriter
 from ..encoder import classify_tokens as classify_tokens

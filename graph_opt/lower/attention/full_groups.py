@@ -38,9 +38,12 @@ class FullGroupsPass(GraphPass):
 
 def _sources(value: ir.Value) -> set[str]:
     """Return the names of the graph's inputs that a value is computed from."""
-    found, left = set(), [value]
+    found, left, seen = set[str](), [value], set[ir.Value]()
     while left:
         each = left.pop()
+        if each in seen:
+            continue
+        seen.add(each)
         node = each.producer()
         if node is not None:
             left += [operand for operand in node.inputs if operand is not None]

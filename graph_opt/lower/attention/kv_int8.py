@@ -11,12 +11,13 @@ that the rope is next to the attention. The second passes their scales to the ke
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx_ir as ir
 
 from ....errors import UsageError
+from ....records import dataclass
 from ...graph.edit import MICROSOFT, add_initializer, constant, int_attribute, nodes_of, remove_unused, weight
 from ...graph.lazy import lazy, shape_of
 from ...passes.base import GraphPass

@@ -8,13 +8,13 @@ their distance.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ....contract import INPUT_IDS
+from ....records import dataclass
 from ...analysis.probe import Probe, inputs_of
 from ...graph.edit import constant, float_attribute, int_attribute
 from ...graph.lazy import Array

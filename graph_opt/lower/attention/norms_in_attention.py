@@ -6,10 +6,9 @@ CUDA's kernels support them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import (
     MICROSOFT,
     float_attribute,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ....contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from ....errors import GraphError, UnsupportedAttentionError
+from ....records import dataclass
 from ...analysis.known_masks import integers_upstream
 from ...analysis.probe import Probe, inputs_of
 from ...graph.edit import int_attribute, weight

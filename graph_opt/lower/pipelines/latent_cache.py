@@ -11,12 +11,12 @@ part: the kernel keeps keys and values in different layouts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from ....errors import UsageError
+from ....records import dataclass
 from ...graph.edit import (
     add_initializer,
     constant,

@@ -11,7 +11,6 @@ E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", https://arxi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import onnx_ir as ir
 
 from ....contract import LOGITS, LORA_MASK, lora_down_name, lora_up_name
 from ....errors import UsageError
+from ....records import dataclass
 from ...graph.edit import constant, int_attribute, nodes_of, shared_constant, sole_consumer, weight
 from ...graph.lazy import shape_of
 from ...passes.base import GraphPass

@@ -8,11 +8,11 @@ blocks and their elements as two axes. A kernel for blocked weights computes x @
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import (
     add_initializer,
     float_attribute,

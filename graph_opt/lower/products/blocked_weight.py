@@ -6,11 +6,10 @@ B is [N, K / block, block * bits / 8] with the K axis innermost, unsigned with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import add_initializer, int_attribute, weight
 from ...graph.lazy import Array, lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import add_initializer, constant, insert, remove_unused, replace, sole_consumer, weight
 from ...graph.lazy import Array, concat_last, lazy, shape_of
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import MICROSOFT, OWN, add_initializer, insert, nodes_of, remove_unused, replace, weight
 from ...graph.lazy import concat_last, shape_of, stored_blocks
 from ...passes.base import GraphPass

@@ -6,13 +6,13 @@ attention is proven causal and nothing else mixes tokens (``token_axes.py``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ....contract import ATTENTION_MASK, INPUT_IDS, PRESENT_CACHE, past_name, present_name
+from ....records import dataclass
 from ...analysis.decoder_inputs import CausalMasks, find_input, first_cache, fixed_tokens, is_decoder
 from ...analysis.known_masks import joined_mask, known_meaning
 from ...analysis.probe import MaskMeaning

@@ -7,12 +7,12 @@ portable graph the length of the past gives both, so these inputs are removed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from ....contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, past_name, present_of
+from ....records import dataclass
 from ...analysis.decoder_inputs import is_decoder
 from ...graph.edit import insert, int_attribute, nodes_of, remove_unused, replace, static_size
 from ..base import GraphPass

@@ -9,11 +9,11 @@ random tokens and scores.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...analysis.region import Array, Region, close, evaluate_together, region
 from ...experts.expert_parts import ExpertPart, expert_parts
 from ...experts.mixture import Mixture, find_mixture

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import sole_consumer
 
 _STEPS = 8

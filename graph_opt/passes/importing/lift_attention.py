@@ -6,13 +6,13 @@ from its inputs. Both agree on every token that is not padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ....contract import ATTENTION_MASK, CACHE, INPUT_IDS, POSITION_IDS
+from ....records import dataclass
 from ...analysis.decoder_inputs import CausalMasks, is_decoder
 from ...analysis.head_layout import split_heads
 from ...analysis.probe import Probe, has_caches, sample_lengths

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...experts.expert_tensors import BlockedExperts, ExpertLayer, ExpertTensors, FloatExperts
 from ...experts.mixture import Activation
 from ...experts.write_mixture import ExpertWeights, Routing, write_mixture

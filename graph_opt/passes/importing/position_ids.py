@@ -8,12 +8,12 @@ from the input.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from ....contract import INPUT_IDS, POSITION_IDS
+from ....records import dataclass
 from ...analysis.shape_facts import ShapeFacts
 from ...graph.edit import insert, int_attribute, remove_unused, replace, shared_constant, sole_consumer
 from ...graph.lazy import Array

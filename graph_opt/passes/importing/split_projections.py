@@ -7,11 +7,11 @@ faster. Weights are sliced lazily.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import (
     add_initializer,
     certainly_equal,

@@ -10,12 +10,12 @@ other chain of Add, Sub, Mul and Div with one constant per channel. Weights are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...analysis.channel_changes import Channels, Vector, change_of_channels
 from ...graph.edit import (
     add_initializer,

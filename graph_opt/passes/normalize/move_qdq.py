@@ -14,10 +14,10 @@ of unequal parameters in a row is refused, because onnxruntime merges those.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...analysis.qdq import (
     JOINS_PAIRS,
     MOVERS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ....errors import GraphError, UsageError
+from ....records import dataclass
 from ...graph.lazy import Array
 from .panels import Part, Rounding, for_each_part, panel_of, quotient, reciprocal, scales_by_panel
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...graph.lazy import Array
 from .blockwise import BlockFormat, Floats, Quantized
 from .grouped import Scales, refitted, starting_scales
 from .refine import descend
 
 _DAMPING = 0.02  # share of the mean of the diagonal of the moments that is added to the diagonal
 _COLUMNS = 1024  # columns rounded at a time
+_DIRECT = 64  # rows of a triangular matrix that is inverted as any other
 _PANEL = 128  # inputs whose errors are propagated to later inputs at once
 _ROUNDS = 2  # rounds of refinement; more have nearly no effect
 
@@ -37,26 +39,27 @@ def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats |
     damped = moments + np.float32(max(_DAMPING * importance.mean(), 1e-12)) * np.eye(
         len(moments), dtype=np.float32
     )
-    correction = None if drift is None else np.linalg.solve(damped, drift)
     order = np.argsort(-importance, kind="stable")
     factor = _inverse_factor(damped[np.ix_(order, order)])
     stored = np.int8 if form.symmetric else np.uint8
     values = np.empty_like(weight, stored, subok=False)
-    parts: list[tuple[Floats, Floats]] = []
-    for start in range(0, weight.shape[1], _COLUMNS):  # columns are independent
-        columns = slice(start, start + _COLUMNS)
+    blocks = order // form.block_size
+
+    def solve(columns: slice) -> tuple[Floats, Floats]:  # which are independent of the others
         target = np.array(weight[:, columns], np.float32)
-        if correction is not None:
-            target += correction @ target
+        if drift is not None:
+            target[order] += factor.T @ (factor @ (drift @ target)[order])
         block_scales = starting_scales(target, form, importance)
         levels = np.empty_like(target)
-        blocks = order // form.block_size
         levels[order] = _round(
             target[order], block_scales.scales[blocks], block_scales.zero_points[blocks], factor, form
         )
         block_scales = _refine(target, levels, block_scales, damped, form)
         values[:, columns] = levels
-        parts.append((block_scales.scales, block_scales.zero_points))
+        return block_scales.scales, block_scales.zero_points
+
+    starts = range(0, weight.shape[1], _COLUMNS)
+    parts = [solve(slice(start, start + _COLUMNS)) for start in starts]
     scales, zero_points = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
     return Quantized(values, scales, None if form.symmetric else zero_points.astype(stored))
 
@@ -86,6 +89,22 @@ def _round(left: Floats, scale: Floats, zero: Floats, factor: Floats, form: Bloc
 
 
 def _inverse_factor(moments: Floats) -> Floats:
-    """Return the upper Cholesky factor U of the inverse of the moments H: H^-1 = U^T U."""
-    upper: Floats = np.linalg.cholesky(np.linalg.inv(moments.astype(np.float64))).T.astype(np.float32)
+    """Return the upper Cholesky factor U of the inverse of the moments H: H^-1 = U^T U.
+
+    The factor L of H with its rows and columns in reverse order gives U: the inverse of L, reversed again.
+    """
+    lower = np.linalg.cholesky(moments[::-1, ::-1].astype(np.float64))
+    upper: Floats = _inverse_of_lower(lower)[::-1, ::-1].astype(np.float32)
     return upper
+
+
+def _inverse_of_lower(matrix: Array) -> Array:
+    """Return the inverse of a lower triangular matrix, by its quarters."""
+    if len(matrix) <= _DIRECT:
+        return np.tril(np.linalg.inv(matrix))
+    half = len(matrix) // 2
+    inverse = np.zeros_like(matrix)
+    inverse[:half, :half] = first = _inverse_of_lower(matrix[:half, :half])
+    inverse[half:, half:] = second = _inverse_of_lower(matrix[half:, half:])
+    inverse[half:, :half] = -second @ (matrix[half:, :half] @ first)
+    return inverse

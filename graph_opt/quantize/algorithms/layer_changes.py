@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Self
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ....errors import GraphError
+from ....records import dataclass
 from .rotation import Rotation
 
 KEY = "carryall.layer_changes"

@@ -13,13 +13,14 @@ embedding keeps the embedding's weight, and the product R^T diag(gain) R precede
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx_ir as ir
 
 from ....contract import INPUT_IDS
 from ....errors import GraphError
+from ....records import dataclass
 from ...graph.edit import add_initializer, insert, int_attribute, nodes_of, shared_constant, weight
 from ...graph.lazy import Array, lazy, shape_of
 from ...passes.base import GraphPass

@@ -10,7 +10,6 @@ The product is unchanged, and one scale fits all channels of the activation bett
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import onnx_ir as ir
 
 from ....errors import GraphError
 from ....progress import Progress
+from ....records import dataclass
 from ...graph.edit import sole_consumer, weight
 from ...graph.lazy import Array, lazy, shape_of
 from ...graph.onnx_files import read_onnx

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from ....errors import GraphError
+from ....records import dataclass
 from ...graph.lazy import Array
 
 # Levels of weights. -128 is not used: the negative of each level is a level.

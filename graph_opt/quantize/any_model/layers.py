@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import constant, float_attribute, int_attribute, sole_consumer, weight
 from ...graph.lazy import shape_of
 from .grid import Floats

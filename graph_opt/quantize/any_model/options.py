@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ....errors import UsageError
+from ....records import dataclass
 from ..calibration.calibrators import CALIBRATORS
 from .layers import Layer
 from .logarithms import before_logarithms

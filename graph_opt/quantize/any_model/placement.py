@@ -8,10 +8,11 @@ one. Operators that only move elements keep the grid of their input. Sums, produ
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.edit import constant, sole_consumer, text_attribute, weight
 from .layers import Layer, activation_after
 

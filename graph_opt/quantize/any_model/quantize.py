@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from onnx_ir.passes import common
 
 from ....errors import GraphError, UsageError
 from ....progress import Progress as Progress
+from ....records import dataclass
 from ....storage.scratch import scratch_folder
 from ...compare.sample_inputs import sample_inputs
 from ...compare.tensors import Side

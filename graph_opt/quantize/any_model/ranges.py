@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import onnx_ir as ir
 
+from ....records import dataclass
 from ...graph.lazy import Array
 from ..calibration.calibrators import CALIBRATORS, Histogram
 from .grid import Grid, grid

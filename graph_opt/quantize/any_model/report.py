@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from ....records import dataclass
 from ....reports import Report, human_bytes
 from ...graph.lazy import Array
 

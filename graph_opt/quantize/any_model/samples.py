@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....errors import CarryallWarning, UsageError
+from ....records import dataclass
 from ....storage.paths import check_name
 from ...compare.input_facts import input_facts
 from ...graph.lazy import Array

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ....progress import Progress as Progress
+from ....records import dataclass
 from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 from ..calibration.calibrators import CALIBRATORS

@@ -8,13 +8,13 @@ channel. So errors do not include those of earlier layers, and no activation lea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from ....progress import Progress
+from ....records import dataclass
 from ...graph.onnx_files import read_onnx
 from .dynamic import DynamicWriter
 from .grid import Floats, Grid

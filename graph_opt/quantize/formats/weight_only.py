@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import onnx_ir as ir
 
 from ....contract import INPUT_IDS
 from ....errors import GraphError
+from ....records import dataclass
 from ...graph.edit import add_initializer, insert, int_attribute, weight
 from ...graph.half_scales import GROUP_SIZE, Widened
 from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of

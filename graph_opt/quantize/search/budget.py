@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ....errors import UsageError
 from ....progress import Progress
+from ....records import dataclass
 from ...graph.graph_facts import layer_pattern
 from ..algorithms.blockwise import BlockFormat
 from .weight_inputs import WeightInputs

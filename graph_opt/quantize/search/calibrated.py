@@ -7,7 +7,6 @@ memory holds one layer, independent of the model's size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from ....errors import GraphError
 from ....progress import Progress
+from ....records import dataclass
 from ..algorithms import awq, gptq
 from ..algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
 from ..calibration.activations import Tokens

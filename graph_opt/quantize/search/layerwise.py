@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +16,7 @@ import onnx_ir as ir
 from ....contract import INPUT_IDS
 from ....errors import GraphError
 from ....progress import Progress
+from ....records import dataclass
 from ....storage.scratch import scratch_folder
 from ...graph.edit import nodes_of, weight
 from ...graph.lazy import Array, shape_of

@@ -174,6 +174,18 @@ void write_unit(const uint8_t* values, int64_t bits, uint8_t* to) {
   }
 }
 
+// Writes the nibbles of a block of 32 weights into its column, without taking them apart; as `read_small` and `write_unit`,
+// in half of their time. Larger blocks gain nothing.
+void write_nibbles(const uint8_t* from, uint8_t* to) {
+  constexpr uint32_t kLow = 0x0f0f0f0f;
+  for (int k = 0; k < 4; k++, to += kLine) {
+    const uint8_t* x = from + k % 2 * 8;
+    const int shift = k / 2 * 4;
+    const uint32_t both = (word(x) >> shift & kLow) | (word(x + 4) >> shift & kLow) << 4;
+    memcpy(to, &both, sizeof both);
+  }
+}
+
 // Writes the factors of one column of a stretch.
 void write_factors(const Block& block, const Weights& w, int64_t c, uint8_t* factors) {
   if (w.offsets == Offsets::exponent_codes) {
@@ -203,18 +215,29 @@ int64_t stored_row_bytes(const Weights& w) { return w.inputs / w.stretch() * blo
 
 int64_t pack_stored(const Weights& w, const uint8_t* const* rows, int64_t first, int64_t last, uint8_t* tiles) {
   const int64_t stretches = w.inputs / w.stretch(), size = block_bytes(w), unit = w.unit_bytes();
+  const bool nibbles = w.group == 0 && w.bits == 4;
   for (int64_t tile = first; tile < last; tile++) {
-    uint8_t* to = tiles + tile * w.tile_bytes();
-    memset(to, 0, static_cast<size_t>(w.tile_bytes()));
+    uint8_t *to = tiles + tile * w.tile_bytes(), *end = to + w.tile_bytes();
+    const bool whole = (tile + 1) * kColumns <= w.outputs;
+    if (!whole) memset(to, 0, static_cast<size_t>(w.tile_bytes()));
     for (int64_t s = 0; s < stretches; s++, to += w.stretch_bytes())
       for (int64_t c = 0; c < kColumns && tile * kColumns + c < w.outputs; c++) {
         Block block;
-        read_block(rows[tile * kColumns + c] + s * size, w, &block);
+        const uint8_t* from = rows[tile * kColumns + c] + s * size;
+        if (!nibbles) {
+          read_block(from, w, &block);
+        } else {
+          block.scale = from;
+          if (w.offsets == Offsets::half_minima) block.minimum = from + 2;
+        }
         const bool number = w.offsets == Offsets::exponent_codes ? *block.scale != 255 : finite(block.scale);
         if (!number || (block.minimum != nullptr && !finite(block.minimum))) return tile * kColumns + c;
-        for (int64_t u = 0; u < w.stretch() / kUnit; u++) write_unit(block.values + u * kUnit, w.bits, to + u * unit + 4 * c);
+        if (nibbles) write_nibbles(from + size - kUnit / 2, to + 4 * c);
+        for (int64_t u = 0; !nibbles && u < w.stretch() / kUnit; u++)
+          write_unit(block.values + u * kUnit, w.bits, to + u * unit + 4 * c);
         write_factors(block, w, c, to + w.factors());
       }
+    if (whole) memset(to, 0, static_cast<size_t>(end - to));
   }
   return -1;
 }

@@ -17,11 +17,11 @@ import json
 import re
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ....errors import RequestError
 from ....options import shown
+from ....records import dataclass
 from .sources import DIGEST_BYTES, SourceRow
 from .templates import PromptTemplate
 

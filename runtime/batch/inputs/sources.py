@@ -15,11 +15,11 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....errors import RequestError, UsageError
+from ....records import dataclass
 from .attachments import record_pictures, with_attachments
 from .files import STREAM, arrow, expand, is_remote, open_input, plain_suffix
 

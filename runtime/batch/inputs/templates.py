@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import jinja2
@@ -14,6 +13,7 @@ import jinja2.sandbox
 
 from ....errors import RequestError, UsageError
 from ....plain_json import plain_json
+from ....records import dataclass
 
 Kind = Literal["prompt", "chat", "embedding"]
 

@@ -9,13 +9,13 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
 
 from ....errors import OutputExistsError, UsageError
+from ....records import dataclass
 from ....storage.paths import check_name
 from ..inputs.files import check_folder, exists, is_remote, plain_suffix, with_infix
 from .journal import JOURNAL_FILE, Journal

@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from ....errors import UsageError
+from ....records import dataclass
 
 JOURNAL_FILE = "journal.sqlite3"
 FORMAT_VERSION = 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from ....errors import UsageError
+from ....records import dataclass
 from ....storage.writing import write_whole
 from ...types.arguments import checked_arguments
 from .journal import Journal

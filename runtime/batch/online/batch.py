@@ -6,10 +6,11 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ....errors import RequestError
+from ....records import dataclass
 from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from .files import expiry_seconds
 from .records import Record

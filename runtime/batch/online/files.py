@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....errors import RequestError, UnknownObjectError
+from ....records import dataclass
 from .records import Record, Records
 
 Json = dict[str, Any]

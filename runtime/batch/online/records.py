@@ -7,12 +7,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ....errors import RequestError, UnknownObjectError, UsageError
 from ....plain_json import plain_json
+from ....records import dataclass
 from ..inputs.files import replacing
 
 MOST_LISTED = 100

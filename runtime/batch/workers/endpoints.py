@@ -7,13 +7,14 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError, UnsupportedTaskError
+from ....records import dataclass
 from ...api.embedding import embedding_questions, text_inputs
 from ...api.requests import RENDER_OPTIONS, PooledPrompt, Prompt, RequestFactory
 from ...api.scoring import (

@@ -16,11 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ....errors import CarryallError, ProviderRuntimeError, RequestCancelled, RequestError, UsageError
 from ....plain_json import plain_json
+from ....records import dataclass
 from ...engine.engine import Engine
 from ...engine.requests.request import Request
 from ...engine.requests.request_group import RequestGroup

@@ -10,12 +10,13 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ....errors import UsageError
 from ....plain_json import plain_json
+from ....records import dataclass
 from ...process.ray_cluster import ray_module, ship, unpacked
 from ...types.arguments import checked_arguments
 from ..inputs.files import arrow

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ....errors import CarryallError, RequestError, UnsupportedTaskError
 from ....options import shown
+from ....records import dataclass
 from ...api.llm import LLM
 from ...audio.transcription import Transcription
 from ...images.data_url import is_data_url, read_data_url

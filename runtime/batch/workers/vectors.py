@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....errors import CarryallError, RequestError, UnsupportedTaskError
+from ....records import dataclass
 from ...api.vectors import scaled
 from ...service.core.messages import Embeddings
 from ...service.http.openai import scoring

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ....errors import UsageError
 from ....progress import Progress
+from ....records import dataclass
 from ...api.llm import LLM
 from ...api.load_encoder import encoder_folder, load_encoder
 from ...api.requests import RequestFactory

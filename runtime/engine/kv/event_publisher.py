@@ -2,8 +2,9 @@
 
 A message has three frames: the topic, a sequence number (8 bytes, big-endian), and msgpack of
 ``[seconds, [event, ...], data_parallel_rank]``, where an event is a map with its name under ``type``. See
-``KVEventsConfig`` and ``kv_events.py`` of vLLM; events are maps since its pull request 42892. A subscriber
-that finds a gap asks the replay socket for the messages from a number on.
+``KVEventsConfig`` and ``kv_events.py`` of vLLM 0.33; events are maps since its pull request 42892. A
+subscriber that finds a gap asks the replay socket for the messages from a number on. They come with the same
+frames: llm-d's subscriber refuses answers without a topic.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ....errors import MissingExtraError, UsageError
 from ....options import Checked, checked, option
+from ....records import dataclass
 from ..requests.chunk import CHUNK_TOKENS
 from .held_blocks import BlockEvent, BlocksRemoved, BlocksStored
 
@@ -162,8 +163,8 @@ class EventPublisher:
         client, delimiter, first = frames
         for number, content in self._buffer:
             if number >= first:  # big-endian numbers compare as bytes
-                self._replay.send_multipart((client, delimiter, number, content))
-        self._replay.send_multipart((client, delimiter, _END, b""))
+                self._replay.send_multipart((client, delimiter, self._topic, number, content))
+        self._replay.send_multipart((client, delimiter, b"", _END, b""))
 
 
 def _as_map(event: BlockEvent) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ....records import dataclass
 from ..requests.chunk import CHUNK_TOKENS
 from ..requests.request import Request
 

@@ -12,9 +12,9 @@ prefixes shorter than it was when trimmed.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from ....records import dataclass
 from ..requests.chunk import CHUNK_TOKENS, ChunkKeys, TierPrefix
 from ..requests.request import Request
 from .held_blocks import HeldBlocks
@@ -207,7 +207,7 @@ class PrefixCache:
         if self._stored is not None:
             self._keys[slot] = self._chunk_keys(request, count)
             if self._stored.shared:
-                self._slots.save(slot, self._keys[slot])
+                self._slots.save(slot, self._keys[slot], leaves=False)
 
     def evict(self, slot: int, *, save: bool = True) -> None:
         """Free an idle slot; with ``save``, copy its KV to the tiers first."""

@@ -8,11 +8,12 @@ Nodes split and merge at any token; a tree of n slots has at most 2 n nodes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
+from ....records import dataclass
 from ..requests.chunk import KVSalt
 
 Tokens = npt.NDArray[np.int64]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import Runner
-from .slots import Operation, Release, Save, SlotTable, Trim
+from ..requests.chunk import Save
+from .slots import Operation, Release, SlotTable, Trim
 from .tiers.mover import KVMover
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,13 @@ class SlotOperations:
                 continue
             if isinstance(operation, Save):
                 if operation.slot not in lost:
-                    self._mover.save(operation.slot, operation.keys, operation.start, operation.states)
+                    self._mover.save(
+                        operation.slot,
+                        operation.keys,
+                        operation.start,
+                        operation.states,
+                        leaves=operation.leaves,
+                    )
                 continue
             if isinstance(operation, Trim):
                 self._runner.trim(operation.slot, operation.length)

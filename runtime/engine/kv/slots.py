@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from ....providers.kv_groups import Held, KVGroups, resume_point
-from ..requests.chunk import CHUNK_TOKENS
+from ....records import dataclass
+from ..requests.chunk import CHUNK_TOKENS, Save
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,6 @@ class Copy:
     source: int
     target: int
     length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Save a slot's chunks to the tiers under ``keys``; KV before ``start`` is no longer in the slot.
-
-    So are the states after ``states`` tokens, multiples of a chunk's length.
-    """
-
-    slot: int
-    keys: tuple[bytes, ...]
-    start: int
-    states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +259,17 @@ class SlotTable:
             self._shortest[target] = self._shortest[source]
             self.used_tokens -= self._saved(target)
 
-    def save(self, slot: int, keys: Sequence[bytes]) -> None:
-        """Queue saving of the slot's chunks and states to the tiers, before it is released or trimmed."""
+    def save(self, slot: int, keys: Sequence[bytes], *, leaves: bool = True) -> None:
+        """Queue saving of the slot's chunks and states to the tiers.
+
+        Args:
+            slot: a used or idle slot.
+            keys: of its chunks.
+            leaves: whether it is released or trimmed then; otherwise they are for other processes.
+        """
         most = len(keys) * CHUNK_TOKENS
         states = tuple(n for n in self.checkpoints(slot) if n <= most and not n % CHUNK_TOKENS)
-        self.operations.append(Save(slot, tuple(keys), self._shortest.get(slot, 0), states))
+        self.operations.append(Save(slot, tuple(keys), self._shortest.get(slot, 0), states, leaves))
 
     def take_operations(self) -> list[Operation]:
         """Remove and return the queued operations, in order."""

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ....records import dataclass
+
 # Tokens of a chunk; a multiple of every paged cache's block size.
 CHUNK_TOKENS = 64
 
@@ -47,6 +49,20 @@ def state_key(key: bytes) -> bytes:
     return hashlib.sha256(b"state " + key).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save a slot's chunks to the tiers under ``keys``; KV before ``start`` is no longer in the slot.
+
+    So are the states after ``states`` tokens, multiples of a chunk's length. ``leaves``: the slot loses them.
+    """
+
+    slot: int
+    keys: tuple[bytes, ...]
+    start: int
+    states: tuple[int, ...] = ()
+    leaves: bool = True
+
+
 class TierPrefix(NamedTuple):
     """What the tiers hold of a sequence's first tokens.
 
@@ -77,8 +93,16 @@ class Tier(Protocol):
     def last_held(self, keys: Sequence[bytes]) -> int:
         """Return how many keys there are up to the last one that ``held`` would count alone; 0 if none."""
 
-    def get(self, key: bytes) -> Parts | None:
-        """Return a chunk, which the caller must copy at once; None if it is missing or damaged."""
+    def near(self, key: bytes) -> bool:
+        """Whether the chunk is in this tier, so that reading it asks no lower one."""
+
+    def get(self, key: bytes, ahead: Sequence[bytes] = ()) -> Parts | None:
+        """Return a chunk, which the caller must copy at once; None if it is missing or damaged.
+
+        Args:
+            key: the chunk's key.
+            ahead: keys that will be asked for next, in this order; a tier may read them meanwhile.
+        """
 
     def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
         """Store a chunk; the tier owns its arrays from now on.

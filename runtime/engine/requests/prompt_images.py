@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from ....records import dataclass
 from ...types.outputs import PictureUsage
 
 Ids = npt.NDArray[np.int64]

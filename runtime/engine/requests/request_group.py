@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from ....errors import InvalidSamplingError, ProviderRuntimeError, RequestError, RequestFailedError
+from ....records import dataclass
 from ...process.faults import fault_text, log_fault
 from ...types.outputs import (
     CompletionOutput,
@@ -47,7 +48,7 @@ def sample_params(params: SamplingParams) -> Iterator[SamplingParams]:
         )
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class _Position:
     """How much of a request's output was read."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
 
 from ....errors import InvalidSamplingError
 from ....options import shown
+from ....records import dataclass
 
 _MAX_PENALTY = 50.0  # 10**6 tokens to this power is still a finite float64
 

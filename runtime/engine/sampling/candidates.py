@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from ....records import dataclass
 
 Row = npt.NDArray[np.float32]  # [vocab_size]
 Logits = npt.NDArray[np.float32]  # [rows, ...]

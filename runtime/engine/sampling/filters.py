@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ....records import dataclass
 from .candidates import Integers
 
 Floats = npt.NDArray[np.float64]

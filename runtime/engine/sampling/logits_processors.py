@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestFailedError
+from ....records import dataclass
 from ...types.sampling_params import LogitsFunction
 
 Logits = npt.NDArray[np.float32]  # [vocab_size]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ....providers.base import BestLogits
+from ....records import dataclass
 from .candidates import Integers, Row, Shortlist, in_order, shortlist_above, shortlist_top
 from .filters import FilterColumns, Filters, Floats, WeightedCandidates
 from .whole_rows import WholeRow

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
 
+from ....records import dataclass
 from ...process.backoff import Backoff
 from ..requests.chunk import CHUNK_TOKENS
 from ..requests.prefill_client import ForeignModelError, PrefillClient

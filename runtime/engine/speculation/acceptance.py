@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ....records import dataclass
 
 _MEMORY = 16.0  # verified tokens that count, of one request
 # If the first token of a proposal is rejected, the text may have changed: forget this share of the successes.

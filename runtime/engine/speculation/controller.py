@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ....records import dataclass
 from .acceptance import Acceptance
 from .costs import StepCosts
 from .proposer import Proposer

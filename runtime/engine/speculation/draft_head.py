@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import Row, Runner
+from ....records import dataclass
 from ..requests.request import Request
 from .draft_model import draw_guesses
 from .proposer import Tokens

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import Row, Runner
+from ....records import dataclass
 from ..requests.request import Request
 from ..sampling.random_sampling import sample_random
 from .proposer import Tokens

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ....records import dataclass
 from ..requests.request import Request
 from ..schedule.scheduler import Scheduler, StepPlan
 from .controller import Controller, ProposalCandidate, Verification

@@ -7,12 +7,12 @@ import hashlib
 import hmac
 import logging
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....errors import UsageError
 from ....options import Checked, checked, option
+from ....records import dataclass
 from ..core.caller import Budgets, Caller
 
 _log = logging.getLogger(__name__)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import UsageError
+from ....records import dataclass
 from ..core.config import ServerConfig
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
+from ....records import dataclass
 from .chat import Conversation
 from .messages import Delta, GenerationRequest
 

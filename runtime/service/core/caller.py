@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ....errors import RateLimitError
+from ....records import dataclass
 
 _MINUTE, _DAY = 60.0, 86400.0
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from ....errors import RequestError
 from ....options import shown
+from ....records import dataclass
 from ...images.data_url import is_data_url, read_base64, read_data_url
 
 Json = dict[str, Any]
@@ -745,7 +746,7 @@ def converse(
     options: MutableMapping[str, Any],
     *,
     tools: Tools | None = None,
-    choice: ToolChoice = ToolChoice(),
+    choice: ToolChoice = ToolChoice(),  # noqa: B008 -- it is frozen
     variables: Mapping[str, Any] | None = None,
     parallel: bool = True,
     continues: bool | None = False,

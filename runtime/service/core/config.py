@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ....errors import UsageError
 from ....options import Checked, option
+from ....records import dataclass
 
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
 _IMAGE_DOMAIN = re.compile(r"(https?://)?([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,6 +16,7 @@ from ....errors import (
     ServiceUnavailableError,
     UnsupportedTaskError,
 )
+from ....records import dataclass
 from ...api.scoring import RERANK_INSTRUCTION
 from ...api.vectors import scaled
 from .caller import check_tokens, spend

@@ -16,11 +16,11 @@ import urllib.parse
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from ....errors import RequestError
 from ....options import shown
+from ....records import dataclass
 from ...images.data_url import is_data_url
 from .caller import caller_name
 from .chat import Conversation, Image, image_part

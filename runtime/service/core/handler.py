@@ -8,7 +8,7 @@ import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from ....errors import (
@@ -19,6 +19,7 @@ from ....errors import (
     UnsupportedTaskError,
     UsageError,
 )
+from ....records import dataclass
 from ...api.async_llm import AsyncLLM
 from ...api.embedding import Input, Pooling, text_inputs
 from ...api.request_stream import RequestStream

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestCancelled, RequestError
 from ....options import shown
+from ....records import dataclass
 from ...text.infill import Infill
 from ...types.outputs import Delta as Delta
 from ...types.outputs import FinishReason, Logprob, summed

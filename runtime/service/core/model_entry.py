@@ -6,11 +6,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeVar
 
 from ....errors import CarryallError, ServiceUnavailableError, UnknownModelError, UnsupportedTaskError
 from ....providers.base import DeviceMemory
+from ....records import dataclass
 from ...models.model_source import ModelSummary
 from ...process.garbage import exclude_newer
 from ...process.memory import give_back_freed

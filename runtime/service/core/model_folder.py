@@ -32,7 +32,6 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from ....errors import ModelNotFoundError, UsageError
 from ....exporter.package import Package
 from ....options import check_names, checked, declared
 from ....providers.base import DeviceMemory, RunnerConfig
+from ....records import dataclass
 from ...api.load_encoder import OPTIONS, encoder_folder, is_encoder_folder, load_encoder
 from ...engine.config import EngineConfig
 from ...models.config import ModelConfig

@@ -8,7 +8,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import (
@@ -19,6 +18,7 @@ from ....errors import (
     UnknownModelError,
 )
 from ....options import shown
+from ....records import dataclass
 from .fetching import PictureFetcher
 from .handler import LLMHandler, Observers
 from .model_entry import Entry, ModelLoader, ModelStatus

@@ -7,7 +7,7 @@ import contextlib
 import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ....errors import CarryallError, ChatTemplateError, PromptTooLongError, Pro
 from ....progress import Progress
 from ....providers.base import DeviceMemory
 from ....providers.placement import Placement
+from ....records import dataclass
 from ...api.async_llm import AsyncLLM
 from ...api.prompts import Prompt
 from ...engine.engine import EngineConfig

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ....errors import (
     AccessError,
     CarryallError,
@@ -16,6 +14,7 @@ from ....errors import (
     UnsupportedTaskError,
     UsageError,
 )
+from ....records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

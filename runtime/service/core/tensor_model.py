@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....errors import QueueFullError
 from ....options import Checked, option
+from ....records import dataclass
 
 if TYPE_CHECKING:
     from ...api.dynamic_batching import DynamicBatcher

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from ....errors import RequestError
+from ....records import dataclass
 from ..core.request_context import HEADER, enter
 from .statuses import Context, errors_as_status
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
@@ -13,6 +15,7 @@ from ....errors import RequestError
 from ...process.large_json import SMALL, parse
 
 Json = dict[str, Any]
+_DISCARD_SECONDS = 2.0
 
 
 async def read_object(request: Request, most_bytes: int, most_seconds: float) -> Json:
@@ -61,19 +64,34 @@ async def read_bytes(request: Request, most_bytes: int, most_seconds: float) -> 
 
 
 async def _read(request: Request, most: int) -> bytes:
-    pieces = bytearray()
+    pieces, stream = bytearray(), request.stream()
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > most:
+        if "expect" not in request.headers:  # a client that asks first has sent nothing
+            await _discard(stream)
         raise _too_large(most)
-    async for piece in request.stream():
+    async for piece in stream:
         pieces += piece
         if len(pieces) > most:
+            await _discard(stream)
             raise _too_large(most)
     return bytes(pieces)
 
 
+async def _discard(stream: AsyncIterator[bytes]) -> None:
+    """Read what is left of a body that is refused, for a short time.
+
+    Many clients read no answer before they have sent the whole body; if the connection ends while they send,
+    they report a broken connection in place of the answer.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            async for _ in stream:
+                pass
+
+
 def _too_large(most: int) -> HTTPException:
-    # The rest of the body stays unread, so the connection cannot be reused.
+    # A part of the body may be unread, so the connection cannot be reused.
     return HTTPException(413, f"the body has more than {most} bytes", {"Connection": "close"})
 
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
@@ -17,6 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ....errors import RequestError
 from ....plain_json import json_bytes
+from ....records import dataclass
 from ...process.faults import log_fault
 from .bodies import json_object
 from .errors import described, openai_error

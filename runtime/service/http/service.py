@@ -6,7 +6,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import HTTPConnection, Request
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from ....errors import RequestError, UnsupportedTaskError
 from ....options import shown
 from ....plain_json import json_bytes
+from ....records import dataclass
 from ..access.admission import Admission
 from ..core.config import ServerConfig
 from ..core.encoder import EncoderHandler

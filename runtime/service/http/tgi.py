@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from starlette.routing import Route
 
 from ....errors import RequestError
 from ....options import shown
+from ....records import dataclass
 from ...types.outputs import Logprob
 from ..core.encoder import EncoderHandler
 from ..core.handler import LLMHandler

@@ -6,10 +6,10 @@ import mmap
 import os
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import RequestError, UnsupportedTaskError
+from ....records import dataclass
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 -- Linux keeps POSIX shared memory objects here
 _KEY = re.compile(r"/?(?!\.)[A-Za-z0-9_.-]{1,255}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ....records import dataclass
 
 _MOST_SIZES = 1024
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import RequestError
+from ....records import dataclass
 
 Array = npt.NDArray[Any]
 

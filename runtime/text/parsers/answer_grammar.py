@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
+from ....records import dataclass
 from .argument_readers import types_of
 from .formats import ARGUMENTS, ID, INDEX, NAME, AnswerFormat, CallFormat, slots
 

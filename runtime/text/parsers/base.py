@@ -6,9 +6,10 @@ import abc
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ....records import dataclass
 from ...types.outputs import ToolCall
 
 

@@ -11,10 +11,10 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ....errors import CarryallError
+from ....records import dataclass
 from ...types.outputs import merged_calls
 from .answer import AnswerParser
 from .base import ParsedMessage

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
+
+from ....records import dataclass
 
 # Stand for what changes from call to call, in the head of a call.
 NAME, ID, INDEX = "\x00name\x00", "\x00id\x00", "\x00index\x00"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ....records import dataclass
 from .formats import ARGUMENTS, NAME, CallFormat, Thought
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")

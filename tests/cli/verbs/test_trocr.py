@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
+from tiny_florence import write_florence
 from tiny_trocr import write_trocr
-from trocr_golden import SEED, golden_path, pictures
+from tiny_whisper import write_whisper
+from trocr_golden import PROMPTED_PATH, SEED, golden_path, pictures
 
 from carryall.cli import carryall
 from carryall.runtime.text.tokenizer import Tokenizer
@@ -58,6 +60,28 @@ def test_a_picture_alone_is_written_down(checkpoint: Path, line: Path, answer: s
     assert json.loads(result.stdout)["text"] == answer
 
 
+@pytest.mark.long
+def test_fields_of_a_page_are_json(tmp_path: Path, line: Path) -> None:
+    donut, recorded = write_trocr(tmp_path, "donut", SEED), json.loads(PROMPTED_PATH.read_text())[1]
+    result = run("run", donut, recorded["text"], "--image", line, *GREEDY, "--json-object")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == recorded["json"]
+
+
+@pytest.mark.long
+def test_places_of_objects_are_json(tmp_path: Path, line: Path) -> None:
+    result = run("run", write_florence(tmp_path, 3), "<OD>", "--image", line, *GREEDY, "--json-object")
+    assert result.exit_code == 0, result.output
+    assert set(json.loads(result.stdout)["<OD>"]) == {"bboxes", "labels"}
+
+
+@pytest.mark.parametrize("verb", [("chat",), ("run",)])
+def test_a_model_that_hears_has_no_conversation(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    result = run(*verb, write_whisper(tmp_path, 0))
+    assert result.exit_code == 2
+    assert "writes down recordings, and reads neither texts nor images" in result.output
+
+
 def test_a_question_beside_a_picture_is_refused(checkpoint: Path, line: Path) -> None:
     result = run("run", checkpoint, "What is written here?", "--image", line, *GREEDY)
     assert result.exit_code == 2
@@ -67,7 +91,7 @@ def test_a_question_beside_a_picture_is_refused(checkpoint: Path, line: Path) ->
 def test_several_pictures_are_refused(checkpoint: Path, line: Path) -> None:
     result = run("run", checkpoint, "--image", line, "--image", line, *GREEDY)
     assert result.exit_code == 2
-    assert "one picture of a line, not 2" in result.output
+    assert "one picture, not 2" in result.output
 
 
 @pytest.mark.long

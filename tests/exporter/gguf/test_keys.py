@@ -30,11 +30,23 @@ BASE = {
 # What architectures must state beside it.
 DELTA = {"ssm.time_step_rank": 4, "ssm.inner_size": 32}
 WINDOWS = [True, False] * 3
+WINDOWED = {"attention.sliding_window": 8, "attention.sliding_window_pattern": WINDOWS}
+LATENT = {
+    "attention.head_count_kv": [0, 1] * 3,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 8,
+    "kda.head_dim": 8,
+}
 NEEDED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1"), DELTA),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), DELTA),
     "lfm2": {"attention.head_count_kv": [0, 1]},
     "lfm2moe": {"attention.head_count_kv": [0, 1]},
+    "granite_swa": WINDOWED,
+    "mellum": WINDOWED,
+    "muse-glimmer": WINDOWED,
+    "kimi-linear": LATENT,
+    "bailingmoe3": {**LATENT, "kda.gate_lower_bound": -5.0},
     "gemma4": {
         "attention.sliding_window_pattern": WINDOWS,
         "attention.key_length_swa": 8,
@@ -46,8 +58,11 @@ LAYERS: dict[str, Any] = {
     f"model.layers.{layer}.mixer.q_proj.weight": np.zeros((4, 4), np.float32) for layer in range(6)
 }
 EMBEDDINGS: dict[str, Any] = {
-    f"model.{name}.weight": np.zeros((8, 4), np.float32) for name in ("embed_tokens", "embeddings")
+    f"model.{name}.weight": np.zeros((8, 4), np.float32)
+    for name in ("embed_tokens", "embeddings", "word_embeddings")
 }
+# Fields that files hold as tensors.
+CONSTANTS = {"muse-glimmer": {"qk_scale_factor": 3.87}}
 
 
 def metadata(name: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -61,7 +76,7 @@ def metadata(name: str = "llama", **changes: Any) -> dict[str, Any]:
 
 def read(found: Mapping[str, Any], *, by_frequency: bool = False) -> dict[str, Any]:
     factors = {"long_factor": [1.0] * 8, "short_factor": [1.0] * 8} if by_frequency else None
-    return config_of(found, EMBEDDINGS | LAYERS, factors)
+    return config_of(found, EMBEDDINGS | LAYERS, factors, CONSTANTS.get(found["general.architecture"]))
 
 
 class Recorded(Mapping[str, Any]):

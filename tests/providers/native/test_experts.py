@@ -111,7 +111,10 @@ def test_chosen_experts_do_not_depend_on_the_tokens_beside_them(hosts: dict[str,
             np.testing.assert_array_equal(result(part, threads), whole[part])
 
 
-SIZES = {"nemotron_h-latent": {"moe_latent_size": 16}, "phimoe": {"intermediate_size": 32}}
+SIZES = {
+    "nemotron_h-latent": {"moe_latent_size": 16},
+    **{case: {"intermediate_size": 32} for case in ("phimoe", "phimoe-long", "phimoe-published")},
+}
 MIXTURES = [case for case in CASES if any(normalised(CASES[case][0], **configured(case)).experts)]
 
 
@@ -122,9 +125,7 @@ def test_the_experts_of_every_family_are_one_operator_of_equal_logits(
 ) -> None:
     """Whatever chooses them. Expert by expert, the same products are summed and gated by onnxruntime."""
     family, changes = CASES[case]
-    checkpoint = write_tiny(
-        family, tmp_path / "checkpoint", **changes | SIZES.get(case.removesuffix("-long"), {})
-    )
+    checkpoint = write_tiny(family, tmp_path / "checkpoint", **changes | SIZES.get(case, {}))
     sparse = sum(experts is not None for experts in normalised(family, **configured(case)).experts)
     found = {}
     for method in ("int8-fast", "int4-fast"):

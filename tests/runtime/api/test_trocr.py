@@ -1,7 +1,9 @@
-"""Lines of text written down by TrOCR: tokens equal transformers, texts and several pictures are refused."""
+"""Pictures written down by TrOCR and Donut: tokens equal transformers; other messages are refused."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 from tiny_trocr import CASES, write_trocr
 from tiny_whisper import write_whisper
-from trocr_golden import NEW_TOKENS, SEED, golden_path, pictures
+from trocr_golden import NEW_TOKENS, PROMPTED_PATH, PROMPTS, SEED, golden_path, pictures
 
 from carryall import LLM, SamplingParams
-from carryall.errors import RequestError, UsageError
+from carryall.errors import CheckpointError, InvalidSamplingError, RequestError, UsageError
 from carryall.exporter.export import export_package
 from carryall.runtime.images.encoding import ImageEncoder
+from carryall.runtime.types.structured_output import StructuredOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 Message = dict[str, Any]
@@ -47,13 +50,14 @@ def test_tokens_equal_transformers(case: str, packed: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("case", ["vit", "donut"])
 @pytest.mark.parametrize("method", ["int8-fast", "int4-fast"])
-def test_the_decoder_may_be_quantized(method: str, tmp_path: Path) -> None:
-    folder = write_trocr(tmp_path, "vit", SEED)
+def test_the_decoder_may_be_quantized(method: str, case: str, tmp_path: Path) -> None:
+    folder = write_trocr(tmp_path, case, SEED)
     with LLM(folder, quantize=method) as llm:
-        assert llm.engine.info.encoder_width == CASES["vit"][1]["cross_attention_hidden_size"]
+        assert llm.engine.info.encoder_width == CASES[case][1].get("cross_attention_hidden_size", 32)
         first = [tokens[0] for tokens in written(llm)]
-    assert first == np.load(golden_path("vit"))["tokens"][:, 1].tolist()
+    assert first == np.load(golden_path(case))["tokens"][:, 1].tolist()
 
 
 @pytest.mark.parametrize("method", ["int8", "int4"])
@@ -65,9 +69,9 @@ def test_methods_that_measure_a_text_are_refused(method: str, tmp_path: Path) ->
 def test_a_picture_is_encoded_once_for_all_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded, run = [], ImageEncoder._encode
 
-    def counting(self: ImageEncoder, units: Any) -> Any:
+    def counting(self: ImageEncoder, units: Any, text: Any = ()) -> Any:
         encoded.append(len(units))
-        return run(self, units)
+        return run(self, units, text)
 
     monkeypatch.setattr(ImageEncoder, "_encode", counting)
     picture = np.random.default_rng(5).integers(0, 256, (20, 60, 3), np.uint8)
@@ -101,8 +105,8 @@ def test_an_empty_text_beside_a_picture_is_none(llm: LLM) -> None:
         (asking(PICTURE, TEXT), {}, "reads no text; send a message with one picture and no text"),
         ([{"role": "user", "content": "hello"}], {}, "reads no text"),
         ([{"role": "system", "content": "Read."}, *asking(PICTURE)], {}, "reads no text"),
-        (asking(PICTURE, PICTURE), {}, "one picture of a line, not 2"),
-        (asking(), {}, "one picture of a line, not 0"),
+        (asking(PICTURE, PICTURE), {}, "one picture, not 2"),
+        (asking(), {}, "one picture, not 0"),
         (asking({"type": "video", "video": [PICTURE]}), {}, "reads pictures, not videos"),
         (asking(b"no picture"), {}, "picture"),
         (asking(PICTURE), {"tools": [{"type": "function", "function": {"name": "f"}}]}, "calls no tools"),
@@ -123,10 +127,51 @@ def test_a_prompt_alone_is_refused(llm: LLM) -> None:
 @pytest.mark.long
 def test_a_model_that_hears_takes_no_pictures(tmp_path: Path) -> None:
     with LLM(write_whisper(tmp_path, 0)) as llm:
-        with pytest.raises(RequestError, match="not images"):
-            llm.chat(asking(PICTURE))
-        with pytest.raises(RequestError, match="reads no text"):
-            llm.chat([{"role": "user", "content": "hello"}])
+        for messages in (asking(PICTURE), [{"role": "user", "content": "hello"}]):
+            with pytest.raises(
+                RequestError, match="reads neither texts nor images; give it one: carryall run"
+            ):
+                llm.chat(messages)
+
+
+@pytest.fixture(scope="module")
+def donut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with LLM(write_trocr(tmp_path_factory.mktemp("donut"), "donut", SEED), max_slots=3) as model:
+        yield model
+
+
+@pytest.mark.parametrize("number", range(len(PROMPTS)))
+def test_a_text_begins_the_answer_of_donut(donut: LLM, number: int) -> None:
+    expected = json.loads(PROMPTED_PATH.read_text(encoding="utf-8"))[number]
+    text = {"type": "text", "text": PROMPTS[number]}
+    (answer,) = donut.chat(asking(pictures()[1], text), GREEDY)
+    assert answer.prompt_token_ids == expected["prompt"]
+    assert list(answer.outputs[0].token_ids) == expected["tokens"]
+    form = dataclasses.replace(GREEDY, structured_output=StructuredOutput(json_object=True))
+    (answer,) = donut.chat(asking(pictures()[1], text), form)
+    assert list(answer.outputs[0].token_ids) == expected["tokens"]
+    assert json.loads(answer.outputs[0].text) == expected["json"]
+
+
+def test_other_forms_than_json_are_refused_by_a_model_of_tags(donut: LLM) -> None:
+    form = SamplingParams(structured_output=StructuredOutput(json_schema={"type": "object"}))
+    with pytest.raises(InvalidSamplingError, match=r"writes tags and places.*'json_schema' is not supported"):
+        donut.chat(asking(PICTURE), form)
+
+
+def test_a_conversation_of_donut_has_one_text(donut: LLM) -> None:
+    with pytest.raises(RequestError, match="reads one text beside a picture, not 2"):
+        donut.chat(asking(PICTURE, TEXT, TEXT), GREEDY)
+    with pytest.raises(RequestError, match="one picture, not 0"):
+        donut.chat(asking(TEXT), GREEDY)
+
+
+@pytest.mark.long
+def test_a_checkpoint_without_its_processor_is_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+    folder = write_trocr(tmp_path)
+    (folder / "preprocessor_config.json").unlink()
+    with LLM(folder) as llm, pytest.raises(CheckpointError, match=r"holds no preprocessor_config.json.*'s$"):
+        llm.chat(asking(PICTURE))
 
 
 @pytest.mark.long

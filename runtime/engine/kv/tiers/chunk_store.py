@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 from .....errors import UsageError
@@ -12,6 +12,7 @@ from .served_store import DIRECT, SERVED, DirectStore, ServedStore
 
 _VALKEY = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
 _SOCKET_SECONDS = 5.0  # then a call of Valkey's client fails
+_IN_FLIGHT = 4  # requests that are sent before the first is answered
 
 
 class ChunkStore(Protocol):
@@ -29,8 +30,8 @@ class ChunkStore(Protocol):
     def last_held(self, names: Sequence[str]) -> int:
         """Return how many names there are up to the last one that has a content; 0 if none has."""
 
-    def get(self, name: str) -> bytes | None:
-        """Return a content, None if there is none."""
+    def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
+        """Yield the content of each name, in order; None if there is none. It may be closed early."""
 
     def put(self, name: str, content: bytes) -> None:
         """Store a content; readers see all of it or nothing."""
@@ -73,10 +74,24 @@ class ValkeyStore:
         exist = self._exist(names)
         return next((i for i in range(len(exist), 0, -1) if exist[i - 1]), 0)
 
-    def get(self, name: str) -> bytes | None:
-        """Return a content, None if there is none."""
-        content: bytes | None = self._client.get(_valkey_key(name))
-        return content
+    def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
+        """Yield the content of each name, in order, with several requests on their way."""
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        unanswered = 0
+        try:
+            for i in range(len(names) + _IN_FLIGHT):
+                if i < len(names):
+                    connection.send_command("GET", _valkey_key(names[i]))
+                    unanswered += 1
+                if i >= _IN_FLIGHT:
+                    content = connection.read_response(disable_decoding=True)
+                    unanswered -= 1
+                    yield content
+        finally:
+            if unanswered:  # the next user of the connection must not read these answers
+                connection.disconnect()
+            pool.release(connection)
 
     def put(self, name: str, content: bytes) -> None:
         """Store a content."""
@@ -124,13 +139,16 @@ class FileSystemStore:
         """Return how many names there are up to the last one that has a content."""
         return next((i for i in range(len(names), 0, -1) if self._files.exists(self._path(names[i - 1]))), 0)
 
-    def get(self, name: str) -> bytes | None:
-        """Return a content, None if there is none."""
-        try:
-            content: bytes = self._files.cat_file(self._path(name))
-        except FileNotFoundError:
-            return None
-        return content
+    def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
+        """Yield the content of each name, in order; file systems of networks read several at once."""
+        for begin in range(0, len(names), _IN_FLIGHT):
+            paths = [self._path(name) for name in names[begin : begin + _IN_FLIGHT]]
+            contents = self._files.cat(paths, on_error="return")
+            for path in paths:
+                content = contents[path]
+                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                    raise content
+                yield None if isinstance(content, Exception) else content
 
     def put(self, name: str, content: bytes) -> None:
         """Store a content."""

@@ -75,7 +75,11 @@ class DiskTier:
         """See ``Tier``."""
         return next((i for i in range(len(keys), 0, -1) if keys[i - 1] in self), 0)
 
-    def get(self, key: bytes) -> Parts | None:
+    def near(self, key: bytes) -> bool:
+        """See ``Tier``."""
+        return key in self
+
+    def get(self, key: bytes, ahead: Sequence[bytes] = ()) -> Parts | None:
         """Return the chunk, mapped from its file; None if it is missing, damaged or unreadable."""
         with self._change:
             pending = self._pending.get(key)

@@ -44,10 +44,16 @@ class HostTier:
         count = next((i for i in range(len(keys), 0, -1) if keys[i - 1] in self._chunks), 0)
         return count + (0 if self.below is None else self.below.last_held(keys[count:]))
 
-    def get(self, key: bytes) -> Parts | None:
+    def near(self, key: bytes) -> bool:
+        """See ``Tier``."""
+        return key in self._chunks
+
+    def get(self, key: bytes, ahead: Sequence[bytes] = ()) -> Parts | None:
         """Return a chunk from this tier or the one below, None if neither has it."""
         if key not in self._chunks:
-            return self.below.get(key) if self.below is not None else None
+            if self.below is None:
+                return None
+            return self.below.get(key, [each for each in ahead if each not in self._chunks])
         self._chunks[key] = self._chunks.pop(key)
         return self._chunks[key]
 
@@ -55,7 +61,7 @@ class HostTier:
         """Store a chunk; older ones move to the tier below."""
         if key in self._chunks:
             return
-        if self.shared and self.below is not None:
+        if self.shared and self.below is not None and key not in self.below:
             self.below.put(key, parts)
         self._chunks[key] = parts
         self.held_bytes += size_of(parts)

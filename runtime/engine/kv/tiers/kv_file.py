@@ -1,13 +1,15 @@
 """The file format of a KV chunk, authenticated with a key.
 
-Layout: magic and version, keyed BLAKE2b of the rest, length of the header, header (JSON), arrays.
+Layout: magic and version, HMAC-SHA256 of the rest, the chunk's key, length of the header, header (JSON: the
+dtype and the shape of each array), arrays.
 
 Without the key nobody can write a chunk that is accepted, or tell from a file's name which tokens it holds.
-BLAKE2b: RFC 7693, keyed hashing as in its section 2.9.
+HMAC: RFC 2104; processors compute SHA-256, so that it is twice as fast as BLAKE2b (RFC 7693) of the names.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
@@ -17,18 +19,17 @@ import os
 import struct
 import uuid
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes  # noqa: F401 -- makes NumPy know bfloat16 by name
 import numpy as np
-import numpy.typing as npt
 
 from ...requests.chunk import Parts
 
-_MAGIC = b"carryall-kv 2\n"
-_DIGEST = 32  # bytes
+_MAGIC = b"carryall-kv 3\n"
+_DIGEST = _KEY = 32  # bytes
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
+_START = len(_MAGIC) + _DIGEST + _KEY + _LENGTH.size  # of the header
 
 
 class DamagedFileError(ValueError):
@@ -43,11 +44,9 @@ def file_name(key: bytes, secret: bytes) -> str:
 def encode_chunk(key: bytes, parts: Parts, secret: bytes) -> list[bytes]:
     """Return the content of a chunk's file, in pieces; the arguments are those of ``write_chunk``."""
     arrays = [np.asarray(part) for part in parts]
-    facts = {"key": key.hex(), "parts": [[array.dtype.name, array.shape] for array in arrays]}
-    header = json.dumps(facts).encode()
-    before = len(_MAGIC) + _DIGEST + _LENGTH.size
-    header += b" " * (-(before + len(header)) % _ALIGNMENT)
-    body = [_LENGTH.pack(len(header)), header, *(array.tobytes() for array in arrays)]
+    header = json.dumps([[array.dtype.name, array.shape] for array in arrays]).encode()
+    header += b" " * (-(_START + len(header)) % _ALIGNMENT)
+    body = [key, _LENGTH.pack(len(header)), header, *(array.tobytes() for array in arrays)]
     digest = _mac(secret)
     for piece in body:
         digest.update(piece)
@@ -63,7 +62,7 @@ def decode_chunk(view: memoryview, key: bytes, secret: bytes) -> Parts:
     Raises:
         DamagedFileError: the content was not written with this secret for this key.
     """
-    if len(view) <= len(_MAGIC) + _DIGEST + _LENGTH.size:
+    if len(view) <= _START:
         raise DamagedFileError("it is too short")
     body = len(_MAGIC) + _DIGEST
     if view[: len(_MAGIC)] != _MAGIC:
@@ -72,12 +71,14 @@ def decode_chunk(view: memoryview, key: bytes, secret: bytes) -> Parts:
     digest.update(view[body:])
     if not hmac.compare_digest(digest.digest(), view[len(_MAGIC) : body]):
         raise DamagedFileError("it is damaged, or was written without this user's key")
-    (length,) = _LENGTH.unpack(view[body : body + _LENGTH.size])
-    begin = body + _LENGTH.size
-    header = json.loads(bytes(view[begin : begin + length]))
-    if header["key"] != key.hex():
+    if view[body : body + _KEY] != key:
         raise DamagedFileError("it holds other tokens than its name says")
-    return _arrays(view[begin + length :], header["parts"])
+    (length,) = _LENGTH.unpack(view[body + _KEY : _START])
+    arrays = view[_START + length :]
+    return [
+        np.ndarray(shape, dtype, arrays, offset)
+        for dtype, shape, offset in _layout(bytes(view[_START : _START + length]))
+    ]
 
 
 def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
@@ -117,22 +118,21 @@ def read_chunk(path: Path, key: bytes, secret: bytes) -> Parts:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size <= len(_MAGIC) + _DIGEST + _LENGTH.size:
+        if os.fstat(file.fileno()).st_size <= _START:
             raise DamagedFileError("it is too short")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return decode_chunk(memoryview(data), key, secret)
 
 
-def _mac(secret: bytes) -> hashlib.blake2b:
-    return hashlib.blake2b(key=secret, digest_size=_DIGEST, person=b"kv content")
+def _mac(secret: bytes) -> hmac.HMAC:
+    return hmac.new(secret, b"kv content", hashlib.sha256)
 
 
-def _arrays(view: memoryview, facts: list[Any]) -> Parts:
-    parts: list[npt.NDArray[Any]] = []
-    offset = 0
-    for name, shape in facts:
-        dtype = np.dtype(name)
-        count = math.prod(shape)
-        parts.append(np.frombuffer(view, dtype, count, offset).reshape(shape))
-        offset += count * dtype.itemsize
-    return parts
+@functools.lru_cache(8)  # the chunks of a model have the same header
+def _layout(header: bytes) -> list[tuple[np.dtype[np.generic], tuple[int, ...], int]]:
+    """Return dtype, shape and offset in bytes of each array."""
+    layout, offset = list[tuple[np.dtype[np.generic], tuple[int, ...], int]](), 0
+    for name, shape in json.loads(header):
+        layout.append((np.dtype(name), tuple(shape), offset))
+        offset += math.prod(shape) * layout[-1][0].itemsize
+    return layout

@@ -6,13 +6,13 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from .....errors import ProviderRuntimeError, UsageError
 from .....providers.base import Runner
+from .....records import dataclass
 from .....storage.root import cache_root
 from .....storage.secret import kv_key
 from ...requests.chunk import CHUNK_TOKENS, Parts, Tier, TierPrefix, state_key
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE = 0.1  # seconds for a chunk of a store, until the cost of computing one is known
 _LEAST_PATIENCE = 0.01  # a shorter estimate of that cost is noise, and no store could answer
 _WEIGHT = 0.2  # of the newest restore in the moving average
+_AHEAD = 8  # chunks that a tier may read before they are asked for; more do not stay in a processor's cache
 _DECAY = 0.995  # of the average at each skipped restore, so that a slow tier is tried again later
 
 
@@ -81,7 +82,9 @@ class KVMover:
             resumable = tier.last_held([state_key(key) for key in keys[:count]])
         return TierPrefix(CHUNK_TOKENS * resumable, CHUNK_TOKENS * count)
 
-    def save(self, slot: int, keys: Sequence[bytes], start: int = 0, states: Sequence[int] = ()) -> None:
+    def save(
+        self, slot: int, keys: Sequence[bytes], start: int, states: Sequence[int], *, leaves: bool
+    ) -> None:
         """Copy the chunks and states of a slot that the tiers lack.
 
         Args:
@@ -89,13 +92,15 @@ class KVMover:
             keys: the keys of its chunks, from the first token on.
             start: KV before this position may be missing in the slot.
             states: lengths at which it has states, multiples of a chunk's length.
+            leaves: whether the slot loses it, so that the first tier keeps it, unless the engine closes.
         """
         tier = self._tier
         if tier is None:
             return
+        held = tier.near if leaves and not self.patient else tier.__contains__
         try:
             for i, key in enumerate(keys):
-                if key in tier:
+                if held(key):
                     continue
                 if i * CHUNK_TOKENS < start:
                     return  # later chunks and states are useless without this one
@@ -103,7 +108,7 @@ class KVMover:
                 self.counters.kv_saved_tokens += CHUNK_TOKENS
             for length in states:
                 key = state_key(keys[length // CHUNK_TOKENS - 1])
-                if key not in tier:
+                if not held(key):
                     self._put(tier, key, self._runner.read_state(slot, length))
         except ProviderRuntimeError as error:
             _log.warning("KV of slot %d is not saved: %s", slot, error)
@@ -197,7 +202,9 @@ class KVMover:
         assert self._tier is not None  # noqa: S101 -- ``available`` found chunks
         assert request.chunk_keys is not None  # noqa: S101 -- by these keys
         index = max(request.num_computed, request.restored) // CHUNK_TOKENS
-        parts = self._tier.get(request.chunk_keys.keys[index])
+        keys = request.chunk_keys.keys
+        end = min(index + 1 + _AHEAD, request.restorable // CHUNK_TOKENS)
+        parts = self._tier.get(keys[index], keys[index + 1 : end])
         if parts is None:
             return False
         self._runner.write_kv(slot, index * CHUNK_TOKENS, CHUNK_TOKENS, parts)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .....errors import UsageError
 from .....options import declared, option
+from .....records import dataclass
 from ...requests.prefill_client import PREFILL_KEY_VARIABLE
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class ServedStore:
             if name in self._chunks:
                 self._chunks.move_to_end(name)
             return self._chunks.get(name)
+
+    def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
+        """Yield the content of each name, in order; None if there is none."""
+        for name in names:
+            yield self.get(name)
 
     def put(self, name: str, content: bytes) -> None:
         """Store a content; one that is larger than the store is dropped."""
@@ -130,16 +135,19 @@ class DirectStore:
         """Return how many names there are up to the last one that has a content, by one exchange."""
         return _last(self._exist(names))
 
-    def get(self, name: str) -> bytes | None:
-        """Return a content, None if there is none."""
-        request = self._messages.ReadChunkRequest(name=name)
+    def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
+        """Yield the content of each name, in order, with two requests on their way."""
+        calls = deque[Any]()
         try:
-            pieces = self._stub.ReadChunk(request, timeout=_SECONDS, metadata=self._metadata)
-            return b"".join(piece.content for piece in pieces)
-        except self._error as error:
-            if getattr(error, "code", lambda: None)() == self._missing:
-                return None
-            raise
+            for i in range(len(names) + 1):
+                if i < len(names):
+                    request = self._messages.ReadChunkRequest(name=names[i])
+                    calls.append(self._stub.ReadChunk(request, timeout=_SECONDS, metadata=self._metadata))
+                if i:
+                    yield self._content(calls.popleft())
+        finally:
+            for call in calls:
+                call.cancel()
 
     def put(self, name: str, content: bytes) -> None:
         """Do nothing: the store belongs to the other service."""
@@ -147,6 +155,14 @@ class DirectStore:
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
+
+    def _content(self, pieces: Any) -> bytes | None:
+        try:
+            return b"".join(piece.content for piece in pieces)
+        except self._error as error:
+            if getattr(error, "code", lambda: None)() == self._missing:
+                return None
+            raise
 
     def _exist(self, names: Sequence[str]) -> list[bool]:
         request = self._messages.FindChunksRequest(names=names)

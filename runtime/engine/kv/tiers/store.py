@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
 
 from ....process.backoff import Backoff
 from ...requests.chunk import Parts, Tier, size_of
 from .chunk_store import ChunkStore
 from .kv_file import DamagedFileError, decode_chunk, encode_chunk, file_name
+from .store_reads import StoreReads
 
 _log = logging.getLogger(__name__)
 
 _MOST_KNOWN = 1 << 18  # names that are remembered
 _CLOSE_SECONDS = 5.0  # for chunks that are not written yet
+_AHEAD_BYTES = 1 << 23  # of chunks that are read before they are asked for
 
 Result = TypeVar("Result")
 
@@ -63,7 +66,8 @@ class StoreTier:
         self._closed = False
         self._backoff = Backoff()
         self._change = threading.Condition()
-        self._reads = _Calls("carryall-kv-reads")
+        self._reads = StoreReads(self._fetch, "carryall-kv-reads")
+        self._chunk_bytes = _AHEAD_BYTES >> 2  # of the newest one, at first a guess
         self._writer = threading.Thread(target=self._write, name="carryall-kv-store", daemon=True)
         self._writer.start()
 
@@ -79,7 +83,7 @@ class StoreTier:
         if not rest:
             return count
         names = [file_name(key, self._secret) for key in rest]
-        more = self._ask(lambda: self.store.held(names), len(rest)) or 0
+        more = self._call(lambda: self.store.held(names), len(rest)) or 0
         for key in rest[:more]:
             self._remember(key)
         return count + more
@@ -91,12 +95,16 @@ class StoreTier:
         if not rest:
             return count
         names = [file_name(key, self._secret) for key in rest]
-        more = self._ask(lambda: self.store.last_held(names), len(rest)) or 0
+        more = self._call(lambda: self.store.last_held(names), len(rest)) or 0
         if more:
             self._remember(rest[more - 1])
         return count + more
 
-    def get(self, key: bytes) -> Parts | None:
+    def near(self, key: bytes) -> bool:
+        """See ``Tier``."""
+        return key in self
+
+    def get(self, key: bytes, ahead: Sequence[bytes] = ()) -> Parts | None:
         """Return a chunk; None if it is missing, forged, or does not come in time."""
         parts = None if self._own is None else self._own.get(key)
         if parts is None:
@@ -104,17 +112,19 @@ class StoreTier:
                 parts = self._pending.get(key)
         if parts is not None:
             return parts
-        content = self._ask(lambda: self.store.get(file_name(key, self._secret)), 1)
-        if content is None:
-            self._known.pop(key, None)
-            return None
-        try:
-            return decode_chunk(memoryview(content), key, self._secret)
-        except (DamagedFileError, ValueError, KeyError, TypeError) as error:
+        rest = ahead[: _AHEAD_BYTES // self._chunk_bytes]
+        if self._own is not None:
+            rest = [each for each in rest if each not in self._own]
+        read = self._ask(lambda seconds: self._reads.get(key, rest, seconds), 1)
+        if isinstance(read, DamagedFileError):
             self.refused += 1
+            _log.warning("a chunk of the shared prefix cache is not used: %s", read)
+        if read is None or isinstance(read, DamagedFileError):
+            self._reads.forget()  # those behind it are not needed
             self._known.pop(key, None)
-            _log.warning("a chunk of the shared prefix cache is not used: %s", error)
             return None
+        self._chunk_bytes = size_of(read)
+        return read
 
     def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
         """Queue a chunk for writing; it is dropped if too many wait."""
@@ -151,12 +161,31 @@ class StoreTier:
         if not self._writer.is_alive():
             self.store.close()
 
-    def _ask(self, call: Callable[[], Result], chunks: int) -> Result | None:
-        """Return the result of a call of the store; None if it is paused, fails, or takes too long."""
+    def _fetch(self, keys: Sequence[bytes]) -> Generator[Parts | DamagedFileError | None, None, None]:
+        """Yield the store's chunks of keys: None if it has none, an error if that is not to be used."""
+        names = [file_name(key, self._secret) for key in keys]
+        with contextlib.closing(self.store.fetch(names)) as contents:
+            for key, content in zip(keys, contents, strict=True):
+                try:
+                    yield None if content is None else decode_chunk(memoryview(content), key, self._secret)
+                except DamagedFileError as error:
+                    yield error
+
+    def _call(self, call: Callable[[], Result], chunks: int) -> Result | None:
+        """Return the result of a call of the store; see ``_ask``."""
+        return self._ask(lambda seconds: self._reads.call(call, seconds), chunks)
+
+    def _ask(self, call: Callable[[float], Result], chunks: int) -> Result | None:
+        """Return the result of ``call(seconds)``; None if the store is paused, fails, or takes too long.
+
+        Args:
+            call: is given how many seconds it may take.
+            chunks: what the answer saves from being computed.
+        """
         if self._backoff.paused:
             return None
         try:
-            result = self._reads.call(call, self._patience() * chunks)
+            result = call(self._patience() * chunks)
         except Exception as error:  # noqa: BLE001 -- clients raise what they like; the KV is computed instead
             self._failed(error)
             return None
@@ -199,58 +228,3 @@ class StoreTier:
             return False
         self._remember(key)
         return True
-
-
-class _Calls:
-    """Runs calls in one thread, and waits for each no longer than it is worth.
-
-    While a late call still runs, others fail at once.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._change = threading.Condition()
-        self._job: Callable[[], Any] | None = None
-        self._outcome: tuple[Any, Exception | None] | None = None
-        self._late = self._closed = False
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def call(self, job: Callable[[], Result], seconds: float) -> Result:
-        """Return the result of a call, or raise what it raised.
-
-        Raises:
-            TimeoutError: it, or one before it, takes too long.
-        """
-        with self._change:
-            if self._late or self._job is not None or self._closed:
-                raise TimeoutError("an earlier call has not ended")
-            self._job, self._outcome = job, None
-            self._change.notify_all()
-            if not self._change.wait_for(lambda: self._outcome is not None, seconds):
-                self._late = True
-                raise TimeoutError(f"no answer within {1000 * seconds:.0f} ms")
-            result, error = self._outcome or (None, None)
-        if error is not None:
-            raise error
-        return cast(Result, result)
-
-    def close(self) -> None:
-        """End the thread, once its call has ended."""
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self._job is not None or self._closed)
-                job = self._job
-                if job is None:
-                    return
-            outcome: tuple[Any, Exception | None]
-            try:
-                outcome = job(), None
-            except Exception as error:  # noqa: BLE001 -- ``call`` raises it
-                outcome = None, error
-            with self._change:
-                self._job, self._outcome, self._late = None, outcome, False
-                self._change.notify_all()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .....errors import RequestError
 from .....options import shown
+from .....records import dataclass
 from ....text.infill import Infill
 from ....types.outputs import Logprob
 from ...core.messages import Delta, Generation, GenerationRequest, Prompt, Usage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from .....errors import RequestError
 from .....options import shown
+from .....records import dataclass
 from ....api.embedding import Input, Pooling, check_pooling
 from ....api.vectors import cut_vectors
 from ....images.data_url import is_data_url, read_base64, read_data_url

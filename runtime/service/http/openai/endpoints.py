@@ -8,9 +8,9 @@ Unknown and unsupported options are errors; they are not ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from .....records import dataclass
 from ...core.messages import Generation, GenerationRequest
 from .chat import chat_request, chat_response
 from .completions import completion_request, completion_response

@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from .....errors import UnknownModelError
+from .....records import dataclass
 from ...core.chat import Message
 
 Json = dict[str, Any]

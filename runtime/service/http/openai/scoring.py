@@ -7,11 +7,11 @@ probability that it answers the query.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .....errors import RequestError
 from .....options import shown
+from .....records import dataclass
 from ....api.scoring import RERANK_INSTRUCTION, ContinuationScore
 from ....types.outputs import Usage
 from ...core.chat import Conversation

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .....errors import RequestError
 from .....options import shown
+from .....records import dataclass
 from .reading import Json, bool_field
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .....errors import RequestError, UnsupportedTaskError
 from .....options import shown
+from .....records import dataclass
 from ....audio.languages import LANGUAGES
 from ....audio.transcription import Segment, Transcription
 from .reading import Json

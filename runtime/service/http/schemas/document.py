@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from .....records import dataclass
 from .bodies import Json, bodies
 
 _ERRORS = {

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from carryall.errors import UsageError
 from carryall.runtime.engine.engine import Engine, EngineConfig
 from carryall.runtime.engine.kv.event_publisher import EventPublisher, KVEventsConfig
-from carryall.runtime.engine.kv.held_blocks import BlocksRemoved, HeldBlocks
+from carryall.runtime.engine.kv.held_blocks import BlocksCleared, BlocksRemoved, BlocksStored, HeldBlocks
 
 zmq: Any = pytest.importorskip("zmq")
 msgspec: Any = pytest.importorskip("msgspec")
@@ -27,8 +28,8 @@ PROMPT: list[int] = np.random.default_rng(0).integers(0, 256, 200).tolist()
 
 
 def decoder() -> Any:
-    """A decoder with the fields of vLLM's event classes: arrays of batches, maps of events."""
-    event = {"omit_defaults": True, "tag": True}
+    """A decoder with the fields of vLLM's event classes (0.33): arrays of batches, maps of events."""
+    event = {"omit_defaults": True, "tag": True, "forbid_unknown_fields": True}
     stored = msgspec.defstruct(
         "BlockStored",
         [
@@ -43,12 +44,22 @@ def decoder() -> Any:
             ("group_idx", int | None, None),
             ("kv_cache_spec_kind", str | None, None),
             ("kv_cache_spec_sliding_window", int | None, None),
+            ("locality", str | None, None),
+            ("ownership", str | None, None),
+            ("session_id", str | None, None),
+            ("lookahead_token_ids", list[list[int]] | None, None),
         ],
         **event,
     )
     removed = msgspec.defstruct(
         "BlockRemoved",
-        [("block_hashes", list[bytes | int]), ("medium", str | None), ("group_idx", int | None, None)],
+        [
+            ("block_hashes", list[bytes | int]),
+            ("medium", str | None),
+            ("group_idx", int | None, None),
+            ("locality", str | None, None),
+            ("ownership", str | None, None),
+        ],
         **event,
     )
     cleared = msgspec.defstruct("AllBlocksCleared", [], **event)
@@ -220,12 +231,12 @@ def test_messages_have_three_frames_and_can_be_asked_for_again(sockets: Any) -> 
         assert event.block_hashes == [int.from_bytes(bytes([i]) * 8, "big")]
     client.send((0).to_bytes(8, "big"))
     replayed = []
-    while (message := client.recv_multipart())[0] != (-1).to_bytes(8, "big", signed=True):
+    while (message := client.recv_multipart())[1] != (-1).to_bytes(8, "big", signed=True):
         replayed.append(message)
         if not client.poll(2000):
             break
     # A REQ socket takes one answer for a request; vLLM's subscribers read with a DEALER, as below.
-    assert replayed[:1] == [messages[2][1:]]
+    assert replayed[:1] == [messages[2]]
 
 
 def test_replay_begins_at_the_number_and_ends_with_minus_one(sockets: Any, tmp_path: Any) -> None:
@@ -241,8 +252,58 @@ def test_replay_begins_at_the_number_and_ends_with_minus_one(sockets: Any, tmp_p
             dealer.send_multipart(junk)
         dealer.send_multipart([b"", (3).to_bytes(8, "big")])
         answers = [dealer.recv_multipart() for _ in range(3)]
-    assert answers[:2] == [[b"", *messages[3][1:]], [b"", *messages[4][1:]]]
-    assert answers[2] == [b"", (-1).to_bytes(8, "big", signed=True), b""]
+    assert answers[:2] == [[b"", *messages[3]], [b"", *messages[4]]]
+    assert answers[2] == [b"", b"", (-1).to_bytes(8, "big", signed=True), b""]
+
+
+@pytest.mark.long
+def test_vllm_s_own_classes_read_and_answer_as_this_publisher_does(sockets: Any, tmp_path: Any) -> None:
+    theirs: Any = pytest.importorskip("vllm.distributed.kv_events")
+    subscriber, _, publisher = sockets
+    keys = (bytes(range(32)), b"\xff" * 32)
+    stored = BlocksStored(keys, b"\x01" * 32, tuple(range(128)), "lora", "salt")
+    events = [
+        stored,
+        replace(stored, parent=None, lora=None),
+        BlocksRemoved((b"\xfe" * 32,)),
+        BlocksCleared(),
+    ]
+    publisher.publish(events)
+    topic, number, content = subscriber.recv_multipart()
+    batch = msgspec.msgpack.Decoder(theirs.KVEventBatch).decode(content)
+    assert [type(event).__name__ for event in batch.events] == ["BlockStored"] * 2 + [
+        "BlockRemoved",
+        "AllBlocksCleared",
+    ]
+    first, second, removed, _ = batch.events
+    assert (first.block_size, first.lora_name, first.extra_keys) == (64, "lora", [("lora",), ("lora",)])
+    assert (second.parent_block_hash, second.extra_keys) == (None, [("salt",), None])
+    assert removed.block_hashes == [(1 << 64) - 1 - 0x0101010101010101]
+    assert first.token_ids == [*range(128)]
+    # What vLLM's publisher sends for these events, and answers, are the same frames.
+    options = {"endpoint": f"ipc://{tmp_path}/theirs", "replay_endpoint": f"ipc://{tmp_path}/again"}
+    other = theirs.ZmqEventPublisher(0, **options, topic=topic.decode())
+    try:
+        other.publish(batch)
+        answers = []
+        for place in ("again", "replay"):
+            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+                dealer.setsockopt(zmq.RCVTIMEO, 10_000)
+                dealer.setsockopt(zmq.LINGER, 0)
+                dealer.connect(f"ipc://{tmp_path}/{place}")
+                frames: list[list[bytes]] = []
+                while len(frames) < 2:  # until its thread has sent the batch
+                    dealer.send_multipart([b"", bytes(8)])
+                    frames = []
+                    while not frames or frames[-1][-2:] != [(-1).to_bytes(8, "big", signed=True), b""]:
+                        frames.append(dealer.recv_multipart())
+                answers.append(frames)
+    finally:
+        other.shutdown()
+    assert [frame[:3] for frame in answers[0]] == [frame[:3] for frame in answers[1]]
+    assert answers[1][0][1:] == [topic, number, content]
+    read = msgspec.msgpack.Decoder(theirs.KVEventBatch)
+    assert read.decode(answers[0][0][3]) == read.decode(answers[1][0][3])
 
 
 def test_a_queue_that_is_full_loses_messages_and_leaves_a_gap(tmp_path: Any) -> None:

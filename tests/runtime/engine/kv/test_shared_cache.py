@@ -15,6 +15,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from carryall.runtime.engine.kv.tiers.chunk_store import open_store
+
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 pytestmark = [
     pytest.mark.slow,
@@ -112,3 +114,23 @@ def test_the_second_service_has_the_prefix_of_the_first(store: Store, tmp_path: 
     finally:
         for service in (first, second, stranger):
             service.end()
+
+
+def test_contents_come_in_order_and_an_early_end_leaves_nothing_for_the_next(store: Store) -> None:
+    chunks = open_store(f"unix://{store.socket}")
+    names = [f"{number:02}" for number in range(20)]
+    for number, name in enumerate(names):
+        if number % 7 != 3:
+            chunks.put(name, bytes([number]) * 300_000)
+    expected = [None if n % 7 == 3 else bytes([n]) * 300_000 for n in range(20)]
+    assert [*chunks.fetch(names)] == expected
+    for taken in range(6):
+        contents = chunks.fetch(names)
+        assert [next(contents) for _ in range(taken)] == expected[:taken]
+        contents.close()
+        assert [*chunks.fetch(names[taken : taken + 2])] == expected[taken : taken + 2]
+    assert [*chunks.fetch([])] == []
+    store.end()
+    with pytest.raises(Exception, match="Connection refused"):  # the client's own class
+        next(chunks.fetch(names))
+    chunks.close()

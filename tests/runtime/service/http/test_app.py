@@ -60,6 +60,27 @@ def test_a_request_at_fault_is_told_in_openai_s_shape(content: bytes, status: in
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_client_that_sends_all_before_it_reads_is_told_that_its_body_is_too_large(announced: bool) -> None:
+    """The rest of the body, more than the connection's buffers hold, does not break the connection."""
+    body = b" " * (8 << 20)
+    length = f"content-length: {len(body)}" if announced else "transfer-encoding: chunked"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n{length}\r\n\r\n".encode()
+    sent = body if announced else b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+    async def scenario() -> None:
+        async with null_llm() as llm, http_serving(llm, max_body_bytes=8192) as served:
+            url = served.client.base_url
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(head + sent)
+            await writer.drain()
+            assert b" 413 " in await asyncio.wait_for(reader.readline(), 30)
+            writer.close()
+            assert (await served.post("/v1/completions", prompt="x", max_tokens=1)).status_code == 200
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/v2/models/x/infer", "/generate", "/v1/none"])
 def test_each_api_has_its_own_shape_of_errors(path: str) -> None:

@@ -60,7 +60,7 @@ def test_a_file_of_another_version_or_of_other_tokens_is_refused(written: Path) 
     with pytest.raises(DamagedFileError, match="other tokens"):
         read_chunk(written, KEY[::-1], SECRET)
     foreign = written.with_name("foreign.kv")
-    foreign.write_bytes(written.read_bytes().replace(b"carryall-kv 2", b"carryall-kv 3"))
+    foreign.write_bytes(written.read_bytes().replace(b"carryall-kv 3", b"carryall-kv 4"))
     with pytest.raises(DamagedFileError, match="version"):
         read_chunk(foreign, KEY, SECRET)
 

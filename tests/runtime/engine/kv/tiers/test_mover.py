@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def test_damaged_chunks_are_computed_again(tmp_path: Path, damage: str) -> None:
     if damage == "gone":
         path.unlink()
     if damage == "foreign":
-        path.write_bytes(bytes(content).replace(b"carryall-kv 2", b"carryall-kv 0"))
+        path.write_bytes(bytes(content).replace(b"carryall-kv 3", b"carryall-kv 0"))
     assert run(engine) == []
     assert request.output_token_ids == alone(request)
     stats = engine.stats()
@@ -119,6 +120,19 @@ def test_views_of_a_runner_are_copied_and_its_own_arrays_are_not() -> None:
     stored = [part for parts in chunks for part in parts]
     assert any(part is own for part in stored for own in given)
     assert not any((part == -1).any() for part in stored)
+
+
+def test_what_leaves_a_slot_is_kept_in_host_memory_though_files_have_it(tmp_path: Path) -> None:
+    fill(tmp_path)
+    engine, _ = open_engine(tmp_path, swap_bytes=1 << 20)
+    assert run(engine, [ask("second")]) == [alone(ask("second"))]
+    assert engine.stats().kv_saved_tokens == 0  # not again while the slot has it
+    engine.scheduler.cache.clear(save=True)  # as other texts evict it
+    run(engine, [make_request("other", 10, GREEDY)])
+    shutil.rmtree(tmp_path)
+    assert run(engine, [third := ask("third")]) == [alone(third)]
+    assert third.metrics.cached_tokens == 192
+    engine.close()
 
 
 def test_a_preempted_request_gets_its_kv_back() -> None:

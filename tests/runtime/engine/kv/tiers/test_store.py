@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from carryall.errors import UsageError
 from carryall.runtime.engine.kv.tiers.chunk_store import FileSystemStore, open_store
 from carryall.runtime.engine.kv.tiers.disk import DiskTier
 from carryall.runtime.engine.kv.tiers.host import HostTier
+from carryall.runtime.engine.kv.tiers.kv_file import file_name
 from carryall.runtime.engine.kv.tiers.store import StoreTier
 from carryall.runtime.engine.requests.chunk import Parts
 
@@ -30,6 +31,7 @@ class MemoryStore:
         self.contents: dict[str, bytes] = {}
         self.fault: Callable[[], None] = lambda: None
         self.calls = 0
+        self.fetched: list[list[str]] = []
 
     def held(self, names: Sequence[str]) -> int:
         self._call()
@@ -39,9 +41,11 @@ class MemoryStore:
         self._call()
         return next((i for i in range(len(names), 0, -1) if names[i - 1] in self.contents), 0)
 
-    def get(self, name: str) -> bytes | None:
-        self._call()
-        return self.contents.get(name)
+    def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
+        self.fetched.append([*names])
+        for name in names:
+            self._call()
+            yield self.contents.get(name)
 
     def put(self, name: str, content: bytes) -> None:
         self._call()
@@ -192,6 +196,64 @@ def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.Monkey
     assert time.monotonic() - begun < 15
     assert tier.given_up == 1
     hangs.set()
+
+
+def test_chunks_are_read_ahead_of_those_who_ask() -> None:
+    store = MemoryStore()
+    writer = StoreTier(store, SECRET, lambda: 5.0)
+    keys = [bytes([i]) * 32 for i in range(40)]
+    for i, key in enumerate(keys):
+        writer.put(key, parts(i))
+    assert writer.flush(10)
+    writer.close()
+    tier = StoreTier(store, SECRET, lambda: 5.0)
+    for i, key in enumerate(keys):
+        found = tier.get(key, keys[i + 1 : i + 9])
+        assert found is not None
+        assert found[0][0, 0] == i
+    asked = [name for names in store.fetched for name in names]
+    assert asked == [file_name(key, SECRET) for key in keys]
+    assert len(store.fetched) < 12  # not one exchange each
+    tier.close()
+
+
+def test_chunks_that_were_read_ahead_in_vain_are_dropped() -> None:
+    store = MemoryStore()
+    filled(store).close()
+    tier = StoreTier(store, SECRET, lambda: 5.0)
+    assert tier.get(KEYS[0], KEYS[1:3]) is not None
+    store.contents.clear()
+    assert tier.get(KEYS[2]) is not None  # it was read
+    assert tier.get(KEYS[0], KEYS[1:3]) is None
+    assert tier.get(KEYS[1]) is None
+    tier.close()
+
+
+@pytest.mark.parametrize("change", ["fails", "lies", "misses"])
+def test_a_fault_behind_the_first_chunk_ends_what_is_read_ahead(change: str) -> None:
+    store = MemoryStore()
+    filled(store).close()
+    tier = StoreTier(store, SECRET, lambda: 5.0)
+    name, good = file_name(KEYS[1], SECRET), dict(store.contents)
+    if change == "fails":
+
+        def broken() -> None:
+            if store.calls == 2:
+                raise ConnectionError("reset")
+
+        store.calls, store.fault = 0, broken
+    if change == "lies":
+        store.contents[name] = store.contents[name][:-1]
+    if change == "misses":
+        del store.contents[name]
+    assert tier.get(KEYS[0], KEYS[1:3]) is not None
+    assert tier.get(KEYS[1], KEYS[2:3]) is None
+    assert tier.refused == (change == "lies")
+    store.contents, store.fault = good, lambda: None
+    assert (tier.get(KEYS[1]) is None) == (change == "fails")  # then it is left alone for 1 s
+    tier._backoff._until = 0.0  # as after the pause
+    assert [tier.get(key, KEYS[i + 1 : 3]) is not None for i, key in enumerate(KEYS[:3])] == [True] * 3
+    tier.close()
 
 
 def test_the_own_tiers_come_first(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``vision.onnx`` of TrOCR (https://arxiv.org/abs/2109.10282): a ViT or DeiT, whose rows a decoder reads.
+"""``vision.onnx`` of a ViT or DeiT whose rows a decoder reads, as in TrOCR (https://arxiv.org/abs/2109.10282).
 
 Sources: ViT, https://arxiv.org/abs/2010.11929; DeiT, https://arxiv.org/abs/2012.12877.
 """
@@ -6,7 +6,6 @@ Sources: ViT, https://arxiv.org/abs/2010.11929; DeiT, https://arxiv.org/abs/2012
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import onnx_ir as ir
 
 from ...contract import GROUP_ROWS, GROUPS, IMAGE_STATES, PATCH_POSITIONS
 from ...errors import UnsupportedModelError
+from ...records import dataclass
 from ..config import RawConfig, integer
 from ..encoders.tower import Groups, Tower, tower_config
 from ..image_processor import HALF, TileProcessor, check_processor, levels, processor_name
@@ -58,7 +58,7 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
             f"tiles of {tile} pixels are not supported; supported: the encoder's {edge}"
         )
     return Processor(
-        family="vision_encoder_decoder",
+        family="vit",
         tile=tile,
         resized=resized,
         extra=len(TOKENS[encoder["model_type"]]),

@@ -1,4 +1,4 @@
-"""The geometry of TrOCR (https://arxiv.org/abs/2109.10282): a picture in one square tile, or its middle.
+"""The geometry of ViT and DeiT as encoders of a decoder: a picture in one square tile, or its middle.
 
 The results equal those of transformers' processors of ViT and DeiT on Pillow, bit for bit.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...contract import GROUPS, PATCH_POSITIONS
-from ...exporter.vision.vision_encoder_decoder import Processor
+from ...exporter.vision.vit import Processor
 from .opening import Pixels
 from .siglip import squared
 from .units import Prepared, UnitInputs, Values, normalized, square_patches

@@ -1,4 +1,4 @@
-"""The graphs of TrOCR against transformers: encoders of ViT and DeiT, decoder, its caches, in 3 runtimes."""
+"""The graphs of TrOCR and Donut against transformers: encoders, decoders, their caches, in 3 runtimes."""
 
 from __future__ import annotations
 
@@ -91,10 +91,17 @@ def changed(folder: Path, file: str, **changes: Any) -> None:
     [
         (
             "vit",
-            {"encoder__model_type": "donut-swin"},
-            "the encoder 'donut-swin' is not supported",
+            {"encoder__model_type": "beit"},
+            "the encoder 'beit' is not supported; supported: vit, deit, donut-swin",
         ),
-        ("vit", {"decoder__model_type": "mbart"}, "the decoder 'mbart' is not supported; supported: trocr"),
+        (
+            "vit",
+            {"decoder__model_type": "bert"},
+            "the decoder 'bert' is not supported; supported: trocr, mbart",
+        ),
+        ("donut", {"encoder__window_size": 7}, "'window_size' 7 of Swin is not supported; supported: 1 to 6"),
+        ("donut", {"encoder__layer_norm_eps": 1e-6}, "'layer_norm_eps' 1e-06 of Swin is not supported"),
+        ("donut", {"encoder__use_absolute_embeddings": True}, "'use_absolute_embeddings': true"),
         ("vit-sinusoidal", {"decoder__decoder_start_token_id": PADDING}, "that is not its 'pad_token_id'"),
     ],
 )
@@ -121,6 +128,20 @@ def test_other_encoders_and_decoders_are_refused_by_name(
         ("vit", {"size": {"height": 24, "width": 32}}, UnsupportedModelError, "a height and equal width"),
         ("vit", {"do_normalize": False}, UnsupportedModelError, "'do_normalize': False"),
         ("deit", {"size": {"height": 16, "width": 16}}, CheckpointError, "larger than its picture of 16"),
+        (
+            "donut",
+            {"size": [32, 24]},
+            UnsupportedModelError,
+            "pages of 32 x 24 .*; supported: the encoder's 24 x 32",
+        ),
+        ("donut", {"size": 32}, UnsupportedModelError, "'size' 32 is not supported"),
+        ("donut", {"do_thumbnail": False}, UnsupportedModelError, "'do_thumbnail': False"),
+        (
+            "donut",
+            {"image_processor_type": "ViTImageProcessor"},
+            UnsupportedModelError,
+            "'ViTImageProcessor'",
+        ),
     ],
 )
 def test_processors_that_are_not_computed_are_refused(
