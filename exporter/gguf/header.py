@@ -37,7 +37,6 @@ _SCALARS = {
     12: "<d",
 }
 _STRING, _ARRAY = 8, 9
-_LENGTH = struct.Struct("<Q")  # of a string
 _MOST_DIMENSIONS = 4
 
 
@@ -120,50 +119,21 @@ class _Cursor:
 
     def _texts(self, count: int) -> PackedTexts:
         """Read strings; vocabularies have hundreds of thousands, and ``text`` takes 5 us for each."""
-        ends = _ends_of_short(self.data, self.position, count)
-        if ends is None:
-            ends = self._ends(count)
-        begins, self.position = np.array(ends[:-1], np.int64) - ends[0], ends[-1]
-        raw = np.frombuffer(self.data[ends[0] : ends[-1]], np.uint8)
-        is_text = np.ones(len(raw), bool)
-        for place in range(_LENGTH.size):
-            is_text[begins + place] = False
-        return _packed(raw[is_text], np.cumsum(np.diff(ends) - _LENGTH.size))
-
-    def _ends(self, count: int) -> list[int]:
-        """Return where strings end, behind the position of the first.
-
-        Raises:
-            CheckpointError: the file ends before them.
-        """
-        data, ends, end, unpack = self.data, [self.position], self.position, _LENGTH.unpack_from
+        data, length = self.data, struct.Struct("<Q")
+        ends, end, unpack = [self.position], self.position, length.unpack_from
         with contextlib.suppress(struct.error, OverflowError):  # the data end: looked at below
             for _ in range(count):
-                end += _LENGTH.size + unpack(data, end)[0]
+                end += length.size + unpack(data, end)[0]
                 ends.append(end)
         if len(ends) <= count or end > len(data):
             self.position = max(end for end in ends if end <= len(data))
             self.text()  # says what is wrong
-        return ends
-
-
-def _ends_of_short(data: memoryview, begin: int, count: int) -> list[int] | None:
-    """Return ``_Cursor._ends`` by the first byte of each length, in a third of the time.
-
-    Returns:
-        None if a string has 256 bytes or more, or the data end before the last.
-    """
-    ends, end = [begin], begin
-    try:
-        for _ in range(count):
-            end += _LENGTH.size + data[end]
-            ends.append(end)
-    except IndexError:
-        return None
-    if end > len(data):
-        return None
-    content, begins = np.frombuffer(data, np.uint8), np.array(ends[:-1], np.int64)
-    return None if any(content[begins + place].any() for place in range(1, _LENGTH.size)) else ends
+        begins, self.position = np.array(ends[:-1], np.int64) - ends[0], ends[-1]
+        raw = np.frombuffer(data[ends[0] : ends[-1]], np.uint8)
+        is_text = np.ones(len(raw), bool)
+        for place in range(length.size):
+            is_text[begins + place] = False
+        return _packed(raw[is_text], np.cumsum(np.diff(ends) - length.size))
 
 
 def _packed(data: Bytes, ends: Numbers) -> PackedTexts:
