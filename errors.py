@@ -163,6 +163,10 @@ class ProviderRuntimeError(ProviderError):
     """A run failed on the device."""
 
 
+class OutOfMemoryError(ProviderRuntimeError):
+    """A run needs more memory than the device has left; a shorter one may not."""
+
+
 class EngineClosedError(CarryallError):
     """The engine was shut down while the request was in it."""
 

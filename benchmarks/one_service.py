@@ -47,11 +47,12 @@ class Load:
     Args:
         engine: an engine without work.
         vocab_size: token ids are below it.
+        seed: of the tokens of all texts.
     """
 
-    def __init__(self, engine: Any, vocab_size: int) -> None:
+    def __init__(self, engine: Any, vocab_size: int, seed: int) -> None:
         self.engine, self._vocab = engine, vocab_size
-        self._rng, self._number = np.random.default_rng(0), 0
+        self._rng, self._number = np.random.default_rng(seed), 0
         self._rows: list[int] = []
         submit = engine.runner.submit
 
@@ -123,11 +124,13 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=3.0, help="processor seconds between prompts")
     parser.add_argument("--seconds", type=float, default=20.0, help="processor seconds of a round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the tokens of all texts")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     time.perf_counter = time.process_time  # the engine learns by it what prompts cost
     llm = LLM(options.model, num_threads=1, max_slots=8, prefix_cache_dir=None)
-    load, costs, runs = Load(llm.engine, llm.engine.runner.info.vocab_size), list[Any](), list[Seen]()
+    load = Load(llm.engine, llm.engine.runner.info.vocab_size, options.seed)
+    costs, runs = list[Any](), list[Seen]()
     for _ in range(options.rounds):
         for streams, prompt in CALIBRATED:
             costs += load.run(streams, prompt, 0.5, 2.5, options.stream_tokens).steps[1:]

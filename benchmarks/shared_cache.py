@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from carryall import LLM, SamplingParams
 
@@ -32,11 +32,19 @@ def prompt(number: int, tokens: int) -> list[int]:
     return [(number * 7919 + place * 104_729) % 1000 + 100 for place in range(tokens)]
 
 
-def seconds(llm: LLM, tokens: list[int]) -> tuple[float, int]:
-    """Return the seconds to the first token, and the tokens that were in a cache."""
-    begun = time.perf_counter()
+class Cost(NamedTuple):
+    """What a first token took: seconds, and seconds of processors in this process."""
+
+    elapsed: float
+    processors: float
+
+
+def cost(llm: LLM, tokens: list[int]) -> tuple[Cost, int]:
+    """Return what the first token takes, and the tokens that were in a cache."""
+    begun, used = time.perf_counter(), time.process_time()
     (output,) = llm.generate([tokens], ONE)
-    return time.perf_counter() - begun, output.metrics.cached_tokens
+    spent = Cost(time.perf_counter() - begun, time.process_time() - used)
+    return spent, output.metrics.cached_tokens
 
 
 def options(args: argparse.Namespace, url: str) -> dict[str, Any]:
@@ -53,22 +61,23 @@ def write(args: argparse.Namespace, url: str) -> None:
     """Compute the prompts, and leave their KV in the store."""
     with LLM(args.model, **options(args, url)) as llm:
         for number in range(args.prompts + 1):
-            seconds(llm, prompt(number, args.tokens))
+            cost(llm, prompt(number, args.tokens))
         llm.engine.flush_tiers(60)
 
 
-def read(args: argparse.Namespace, url: str) -> dict[str, list[float]]:
-    """Return the seconds of each way, of all prompts but the first, which warms up."""
-    found: dict[str, list[float]] = {"computed": [], "store": [], "slot": [], "host memory": []}
+def read(args: argparse.Namespace, url: str) -> dict[str, list[Cost]]:
+    """Return the costs of each way, of all prompts but the first, which warms up."""
+    found: dict[str, list[Cost]] = {"computed": [], "store": [], "slot": [], "host memory": []}
     with LLM(args.model, swap_bytes=4 << 30, **options(args, url)) as llm:
         for number in range(args.prompts + 1):
             own = prompt(number, args.tokens)
-            computed, none = seconds(llm, prompt(number + _OTHERS, args.tokens))
-            store, shared = seconds(llm, [*own, 5])
-            slot, held = seconds(llm, [*own, 6])
+            computed, none = cost(llm, prompt(number + _OTHERS, args.tokens))
+            llm.engine.flush_tiers(60)  # its KV is not written while others are measured
+            store, shared = cost(llm, [*own, 5])
+            slot, held = cost(llm, [*own, 6])
             llm.engine.scheduler.cache.clear(save=True)
-            seconds(llm, [7, 8])  # the slots are empty now
-            host, swapped = seconds(llm, [*own, 7])
+            cost(llm, [7, 8])  # the slots are empty now
+            host, swapped = cost(llm, [*own, 7])
             print(f"cached tokens: {none}, {shared}, {held}, {swapped}", file=sys.stderr)
             if number:
                 for name, value in zip(found, (computed, store, slot, host), strict=True):
@@ -106,8 +115,9 @@ def main() -> None:
                 store.terminate()
     print(f"{args.tokens} tokens, {Path(server).name}, medians of {args.prompts} prompts:")
     for name, values in found.items():
-        middle = statistics.median(values)
-        print(f"{name}: {1e3 * middle:.0f} ms ({1e3 * min(values):.0f}..{1e3 * max(values):.0f})")
+        for kind, each in zip(("", " of processors"), zip(*values, strict=True), strict=True):
+            middle = statistics.median(each)
+            print(f"{name}{kind}: {1e3 * middle:.0f} ms ({1e3 * min(each):.0f}..{1e3 * max(each):.0f})")
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ _VERSION = 2
 _VISION = f"{__package__}.vision"
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 
-# What a model that writes down pictures does with a text beside one: it reads none, or the text begins the
-# answer in place of the token that begins it otherwise.
-TextUse = Literal["refused", "begins"]
+# What a model that writes down pictures does with a text beside one: it reads none, the text begins the
+# answer in place of the token that begins it otherwise, or the encoder reads it behind the picture.
+TextUse = Literal["refused", "begins", "asks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,11 @@ class ImageProcessor:
         """Their texts."""
         names = [("image", self.image_token_id), ("video", self.video_token_id)]
         return tuple(self.texts[name] for name, token in names if token != -1)
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a text that the encoder reads, with those around it."""
+        return 0
 
     @property
     def constants(self) -> int:

@@ -234,3 +234,21 @@ def test_the_first_objects_of_several_threads_are_whole() -> None:
         for thread in threads:
             thread.join()
         assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_classes_of_the_standard_library_derive_from_records_as_from_their_own() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Base:
+        first: int
+
+    @dataclasses.dataclass(frozen=True)
+    class Derived(Base):
+        second: int = 2
+
+    assert Derived(1) == Derived(1, 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Derived(1).first = 3  # type: ignore[misc]
+    with pytest.raises(TypeError, match="cannot inherit non-frozen"):
+        dataclasses.dataclass(type("Open", (Base,), {}))
+    with pytest.raises(TypeError, match="cannot inherit non-frozen"):
+        dataclass(type("Open", (Base,), {}))

@@ -62,7 +62,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
 
 
 def stated_token(raw: RawConfig, generation: RawConfig, name: str) -> Any:
-    """Return a value of generation_config.json, else of config.json, else of its decoder's part; else None.
+    """Return a value of generation_config.json, else of config.json, else of its part on texts; else None.
 
     Args:
         raw: the content of config.json.
@@ -70,7 +70,7 @@ def stated_token(raw: RawConfig, generation: RawConfig, name: str) -> Any:
         name: such as ``eos_token_id``.
 
     Raises:
-        CheckpointError: the decoder's part is not an object.
+        CheckpointError: the part on texts is not an object.
     """
-    parts = (generation, raw, mapping(raw, "decoder"))
+    parts = (generation, raw, mapping(raw, "decoder", "text_config"))
     return next((part[name] for part in parts if part.get(name) is not None), None)

@@ -270,7 +270,7 @@ def _part(
     raw: RawConfig, name: str, defaults: Mapping[str, RawConfig], always: Mapping[str, RawConfig]
 ) -> RawConfig:
     part = mapping(raw, name)
-    kind = part.get("model_type")
+    kind = str(part.get("model_type"))
     if kind not in defaults:
         raise UnsupportedModelError(
             f"a 'vision-encoder-decoder' with the {name} '{kind}' is not supported; "

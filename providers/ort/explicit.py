@@ -12,7 +12,7 @@ from ...contract import (
     LOGITS,
     present_of,
 )
-from ...errors import GraphError, ProviderRuntimeError
+from ...errors import GraphError
 from ..kv.decoder_graph import DecoderGraph, read_graph
 from ..runners.explicit_runner import Logits
 from . import ort
@@ -54,7 +54,7 @@ class OrtExplicitSession:
                 binding.bind_ortvalue_output(LAST_HIDDEN_STATE, shared_value(states[None]))
             self._session.run_with_iobinding(binding)
         except ort.runtime_errors() as error:
-            raise ProviderRuntimeError(f"a run of one row failed: {ort.one_line(error)}") from error
+            raise ort.run_error(1, error) from error
         results = binding.get_outputs()  # in the order of binding
         return results[0].numpy()[0], results[1 : 1 + len(names)]
 

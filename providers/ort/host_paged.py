@@ -137,8 +137,7 @@ class HostPagedSession:
                 bound.bind_lora(batch.lora)
             self.session.run_with_iobinding(bound.binding)
         except ort.runtime_errors() as error:
-            rows = len(batch.past_lens)
-            raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
+            raise ort.run_error(len(batch.past_lens), error) from error
         if states is not None:
             states[:] = self._hidden[: len(states), 0]
         return self._logits[:wanted, 0]

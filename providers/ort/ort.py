@@ -15,6 +15,7 @@ from ...errors import (
     GraphError,
     MissingExtraError,
     ModelNotFoundError,
+    OutOfMemoryError,
     ProviderRuntimeError,
     ProviderUnavailableError,
 )
@@ -55,6 +56,7 @@ _EXTRAS = {
     "DmlExecutionProvider": "directml",
 }
 _STARTS = "::CreateProvider("  # in errors of a plugin that could not start
+_SHORT_OF_MEMORY = ("Failed to allocate memory", "out of memory", "bad_alloc")
 _FATAL_ONLY, _WARNINGS = 4, 2  # severities; onnxruntime starts with warnings
 
 
@@ -301,7 +303,7 @@ def model_name(model: object) -> str:
 def load_error(error: BaseException, model: str, providers: list[str]) -> CarryallError:
     """Return the CarryallError for a failure to open a session."""
     text = one_line(error)
-    if isinstance(error, MemoryError) or "Failed to allocate memory" in text:
+    if _is_short_of_memory(error, text):
         return ProviderRuntimeError(f"not enough memory to load {model} on {', '.join(providers)}: {text}")
     if "fallback to CPU EP has been explicitly disabled" in text:
         return ProviderUnavailableError(
@@ -318,6 +320,18 @@ def load_error(error: BaseException, model: str, providers: list[str]) -> Carrya
     too_new = "official support for domain ai.onnx is till opset" in text
     hint = " `carryall optimize` lowers the opset where it can" if too_new else ""
     return GraphError(f"onnxruntime cannot load {model}: {text}{hint}")
+
+
+def run_error(rows: int, error: BaseException) -> ProviderRuntimeError:
+    """Return the error for a run of so many rows that failed."""
+    text = str(error) if isinstance(error, CarryallError) else one_line(error)
+    kind = OutOfMemoryError if _is_short_of_memory(error, text) else ProviderRuntimeError
+    return kind(f"a run of {rows} rows failed: {text}")
+
+
+def _is_short_of_memory(error: BaseException, text: str) -> bool:
+    known = isinstance(error, MemoryError | OutOfMemoryError)
+    return known or any(words in text for words in _SHORT_OF_MEMORY)
 
 
 def one_line(error: BaseException) -> str:

@@ -183,10 +183,10 @@ class OrtPagedSession:
             yield
         except ort.runtime_errors() as error:
             self._forget(form)
-            raise ProviderRuntimeError(f"a run of {rows} rows failed: {ort.one_line(error)}") from error
+            raise ort.run_error(rows, error) from error
         except (ProviderUnavailableError, ProviderRuntimeError) as error:
             self._forget(form)
-            raise ProviderRuntimeError(f"a run of {rows} rows failed: {error}") from error
+            raise ort.run_error(rows, error) from error
 
     def capture_decoding(self) -> None:
         """Capture the steps of one token a row now, so that none waits for it later.

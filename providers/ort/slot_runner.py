@@ -120,7 +120,7 @@ class SlotRunner(Runner):
         except ort.runtime_errors() as error:
             # A binding that failed half-way ends the process when it is bound again.
             self.bindings.clear()
-            raise ProviderRuntimeError(f"a run of {len(rows)} rows failed: {ort.one_line(error)}") from error
+            raise ort.run_error(len(rows), error) from error
         except ProviderRuntimeError:
             self.bindings.clear()
             raise

@@ -207,7 +207,9 @@ class CudaProvider(NvidiaProvider):
         """Return the abilities of onnxruntime's kernels, and of carryall's if they are chosen."""
         if options["kernels"] != CARRYALL:
             return self.kernels
-        return dataclasses.replace(self.kernels, silu_and_mul=True, draw_tokens=MOST_CANDIDATES)
+        return dataclasses.replace(
+            self.kernels, silu_and_mul=True, int4_product=True, draw_tokens=MOST_CANDIDATES
+        )
 
     def extend(self, settings: Any, options: Mapping[str, Any]) -> None:
         """Register carryall's operators, if they are chosen.

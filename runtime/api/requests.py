@@ -25,6 +25,7 @@ from ..engine.schedule.admission import check_token_ids
 from ..text.chat_template import ChatTemplate, Message, check_variables
 from ..text.parsers.answer_grammar import AnswerFrame, answer_frame
 from ..text.parsers.base import MessageParser, ParsedMessage
+from ..text.parsers.locations import LocationParser
 from ..text.parsers.registry import AnswerFormats, message_parser
 from ..text.parsers.tags import TagParser, has_tags
 from ..text.tokenizer import Tokenizer
@@ -36,7 +37,7 @@ from .prompts import EncodedPrompt, PromptReader, encoder_of, images_of, plain_p
 from .prompts import PooledPrompt as PooledPrompt
 from .prompts import Prompt as Prompt
 from .resumption import Resumption
-from .sight import Sight
+from .sight import SeenPicture, Sight
 
 if TYPE_CHECKING:
     from ..models.loading import LoadedModel
@@ -324,23 +325,25 @@ class RequestFactory:
             )
         if tools:
             raise RequestError("this model writes down pictures and calls no tools; leave them out")
-        output, text = self.sight.encoded(messages, salt)
-        if not text and (start := self._model.defaults.start_token_id) is None:
+        encode = functools.partial(self.encode, add_special_tokens=False)
+        seen = self.sight.encoded(messages, encode, salt)
+        tokens = encode(seen.begun) if seen.begun else list(self._model.defaults.start_token_ids)
+        if not tokens:
             raise RequestError(
                 "neither generation_config.json nor config.json states the 'decoder_start_token_id' with "
                 "which this model begins; add it"
             )
-        tokens = self.encode(text, add_special_tokens=False) if text else [start]
-        return ChatPrompt(
-            tokens, lambda: None, encoder=output, new_json_parser=self._tag_parser(text, tokens)
-        )
+        parser = self._json_parser(seen, tokens)
+        return ChatPrompt(tokens, lambda: None, encoder=seen.output, new_json_parser=parser)
 
-    def _tag_parser(self, text: str, tokens: Sequence[int]) -> Callable[[], MessageParser] | None:
-        """Return what makes parsers of answers in tags; None if the vocabulary has none."""
-        tokenizer = self._model.tokenizer
+    def _json_parser(self, seen: SeenPicture, tokens: Sequence[int]) -> Callable[[], MessageParser] | None:
+        """Return what makes parsers of answers with places or tags; None if the model writes neither."""
+        places, tokenizer = seen.places, self._model.tokenizer
+        if places is not None:
+            return lambda: LocationParser(ParsedMessage(), places)
         if tokenizer is None or not has_tags(tokenizer.added_texts):
             return None
-        begun = text or tokenizer.decode(list(tokens), skip_special_tokens=False)
+        begun = seen.begun or tokenizer.decode(list(tokens), skip_special_tokens=False)
         return lambda: TagParser(ParsedMessage(), begun, tokenizer.added_texts)
 
     def _marked(
@@ -486,7 +489,7 @@ def _parsed_to_json(prompt: Prompt, params: SamplingParams) -> tuple[Prompt, Sam
         return prompt, params
     if not wanted.json_object:
         raise InvalidSamplingError(
-            f"this model writes fields in tags, which a structured output 'json_object' makes JSON of; "
+            "this model writes tags and places, which a structured output 'json_object' makes JSON of; "
             f"'{wanted.key[0]}' is not supported"
         )
     parsed = dataclasses.replace(prompt, new_parser=prompt.new_json_parser)

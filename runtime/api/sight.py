@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import ChatTemplateError, RequestError
 from ...options import shown
 from ...providers.base import EncoderOutput
+from ...records import dataclass
 from ..engine.requests.prompt_images import PromptImages
 from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
@@ -19,11 +20,27 @@ from ..images.opening import MOST_PIXELS
 from ..images.pdf import pictures_of
 from ..images.video import Video, open_video
 from ..text.chat_template import Message
+from ..text.parsers.locations import Places
 from ..types.outputs import PictureUsage
 
 MOST_PICTURES = 128  # of a conversation; a page of a PDF file is one
 _TOTAL_PIXELS = 4 * MOST_PIXELS  # of all pictures of a conversation, since each takes time to be opened
 _TEXTS = ("text", "thinking", "reasoning")  # types of parts; some templates write past thoughts so
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPicture:
+    """A picture for a decoder that attends to its rows.
+
+    Args:
+        output: the rows.
+        begun: the text that begins the answer; empty if there is none.
+        places: how the answer is read if it holds places in the picture; None if it does not.
+    """
+
+    output: EncoderOutput
+    begun: str = ""
+    places: Places | None = None
 
 
 class Sight:
@@ -127,19 +144,23 @@ class Sight:
         usage = [PictureUsage(width, height, count) for (height, width), count in sizes]
         return PromptImages.of(token_ids, tokens, states, places, usage)
 
-    def encoded(self, messages: Sequence[Message], salt: str = "") -> tuple[EncoderOutput, str]:
-        """Return the rows of a conversation's one picture, to which a decoder attends, and its text.
+    def encoded(
+        self, messages: Sequence[Message], encode: Callable[[str], list[int]], salt: str = ""
+    ) -> SeenPicture:
+        """Return a conversation's one picture, for a decoder that attends to its rows.
 
         Args:
             messages: as for ``take``.
+            encode: returns the tokens of a text, of special ones too.
             salt: as for ``images``.
 
         Raises:
-            RequestError: see ``take``; or there is a text, which most such models do not read, no picture, or
-                more than one.
+            RequestError: see ``take``; or there is a text that the model does not read, no picture, or more
+                than one.
             ProviderRuntimeError: the computation failed.
         """
-        use = self._encoder.processor.text_use
+        encoder = self._encoder
+        use = encoder.processor.text_use
         texts = _texts(messages) if isinstance(messages, Sequence) else [""]
         if use == "refused" and (texts or not isinstance(messages, Sequence)):
             raise RequestError(
@@ -148,8 +169,8 @@ class Sight:
             )
         if len(texts) > 1 or not isinstance(messages, Sequence):
             raise RequestError(
-                "the text beside a picture begins this model's answer, so there may be one; send one message "
-                "with a picture and a text"
+                f"this model reads one text beside a picture, not {len(texts)}; send one message with a "
+                "picture and a text"
             )
         _, pictures = self.take(messages, salt)
         if len(pictures) != 1:
@@ -157,9 +178,20 @@ class Sight:
                 f"this model writes down one picture, not {len(pictures)}; send each in a request "
                 "of its own, and of a PDF file one 'page'"
             )
-        key = hashlib.blake2b(f"{len(salt)} {salt}".encode(), digest_size=32)
-        key.update(pictures[0].key)
-        return EncoderOutput(key.digest(), self._encoder.states(pictures[0], salt)), "".join(texts)
+        picture, text = pictures[0], "".join(texts)
+        asked = encode(encoder.geometry.question(encoder.processor, text)) if use == "asks" else []
+        if asked and len(asked) > encoder.processor.longest:
+            raise RequestError(
+                f"the text has {len(asked)} tokens; beside a picture this model reads at most "
+                f"{encoder.processor.longest}"
+            )
+        key = hashlib.blake2b(f"{len(salt)} {salt} {asked}".encode(), digest_size=32)
+        key.update(picture.key)
+        output = EncoderOutput(key.digest(), encoder.states(picture, salt, asked))
+        if use == "asks":
+            rules, (height, width) = encoder.geometry.places(encoder.processor, text), picture.size
+            return SeenPicture(output, places=Places(width=width, height=height, **rules))
+        return SeenPicture(output, text)
 
 
 def _check_parts(messages: Any) -> None:

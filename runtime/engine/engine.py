@@ -448,6 +448,8 @@ class Engine:
         for request, fault in result.faults:
             self._fail(request, fault)
         self._invalidate(result.lost)
+        if result.too_many:
+            self.scheduler.shrink(result.too_many)
         if result.seconds is not None:
             self.scheduler.learn(plan, result.seconds)
         self.scheduler.commit(plan)

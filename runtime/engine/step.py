@@ -11,7 +11,7 @@ from dataclasses import field
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import ProviderRuntimeError
+from ...errors import OutOfMemoryError, ProviderRuntimeError
 from ...providers.base import BestLogits, Pending, Row, Runner
 from ...records import dataclass
 from .kv.slots import Operation
@@ -65,6 +65,7 @@ class StepResult:
         faults: requests whose rows failed, with the errors.
         lost: slots whose KV was lost in a run that failed; their requests can be computed again.
         seconds: duration of the run; None if nothing ran, or rows ran one by one.
+        too_many: tokens of the smallest run that needed too much memory; 0 if none did.
     """
 
     plan: StepPlan
@@ -72,6 +73,7 @@ class StepResult:
     faults: list[tuple[Request, ProviderRuntimeError]] = field(default_factory=list)
     lost: set[int] = field(default_factory=set)
     seconds: float | None = None
+    too_many: int = 0
 
 
 class PlanRunner:
@@ -179,7 +181,7 @@ class PlanRunner:
         If the runner lost KV, a process or a host may be at fault and not a row: requests with that KV are
         left to be computed again, unless that was tried.
         """
-        lost = self._runner.take_lost()
+        lost = {*self._runner.take_lost()}
         again = {
             i for i, row in enumerate(plan.rows) if row.slot in lost and plan.requests[i].losses < _LOSSES
         }
@@ -189,18 +191,42 @@ class PlanRunner:
         # Without a retry this is the error of the only request, which its caller gets.
         level = logging.WARNING if retry or again else logging.INFO
         _log.log(level, "a step of %d rows failed: %s", len(plan.rows), error)
+        too_many = sum(len(row.tokens) for row in plan.rows) * isinstance(error, OutOfMemoryError)
         plan = plan.without(again | _outdated(plan, ran=False)).known()
         logits: list[Logits] = []
         faults: dict[int, ProviderRuntimeError] = {}
+        later: set[int] = set()  # rows that are computed in a later step
         for i, row in enumerate(plan.rows):
             outcome = self._run_row(row) if retry else error
-            if isinstance(outcome, ProviderRuntimeError):
-                faults[i] = outcome
-            else:
+            if not isinstance(outcome, ProviderRuntimeError):
                 logits.append(outcome)
-        return StepResult(
-            plan.without(faults), logits, [(plan.requests[i], fault) for i, fault in faults.items()], lost
-        )
+                continue
+            if isinstance(outcome, OutOfMemoryError):
+                too_many = min(too_many or len(row.tokens), len(row.tokens))
+                if self._puts_off(row, plan.requests[i], lost):
+                    later.add(i)
+                    continue
+            faults[i] = outcome
+        failed = [(plan.requests[i], fault) for i, fault in faults.items()]
+        return StepResult(plan.without(later | faults.keys()), logits, failed, lost, too_many=too_many)
+
+    def _puts_off(self, row: Row, request: Request, lost: set[int]) -> bool:
+        """Whether a row that alone needs too much memory is computed later: in smaller parts, or preempted.
+
+        Args:
+            row: the row.
+            request: its request.
+            lost: slots whose requests are preempted; the row's is added if it cannot be smaller.
+        """
+        tokens = len(row.tokens)
+        if tokens > self._runner.info.max_slots and not 0 < request.refused <= tokens:
+            request.refused = tokens
+            return True
+        if request.losses >= _LOSSES:
+            return False
+        request.losses += 1
+        lost.add(row.slot)
+        return True
 
     def _run_row(self, row: Row) -> Logits | ProviderRuntimeError:
         try:

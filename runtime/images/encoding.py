@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from ...contract import INPUT_IDS
 from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
 from ...records import dataclass
@@ -84,6 +85,8 @@ class Geometry(Protocol):
 
     If it defines ``prepare_several`` too, that is for each of several pictures of a conversation. If the
     processor has a text for videos, it defines ``prepare_video``, which takes the frames and their seconds.
+    If the encoder reads texts, it defines ``question``, the text with what is around it, and ``places``, how
+    those in an answer are read.
     """
 
     def prepare(self, processor: Any, pixels: Pixels) -> Prepared:
@@ -191,23 +194,24 @@ class ImageEncoder:
         count = sum(map(prepared.text.count, self.processor.tokens))
         return Picture(key.digest(), prepared, count, size, place, num_frames)
 
-    def states(self, picture: Picture, salt: str = "") -> States:
+    def states(self, picture: Picture, salt: str = "", text: Sequence[int] = ()) -> States:
         """Return the rows [tokens, hidden] of a picture; units that are known are not computed.
 
         Args:
             picture: of this encoder.
             salt: only results of the same salt are known, so that time tells no tenant of others' pictures.
+            text: tokens that the encoder reads behind it, if it reads any.
 
         Raises:
             ProviderRuntimeError: the run failed.
         """
         units, order, weights = picture.prepared.units, picture.prepared.rows, picture.prepared.weights
-        keys = [unit_key(unit, salt) for unit in units]
+        keys = [unit_key(unit, f"{salt} {list(text)}" if text else salt) for unit in units]
         with self._lock:
             rows = {key: self._kept[key] for key in keys if key in self._kept}
             missing = {key: unit for key, unit in zip(keys, units, strict=True) if key not in rows}
             for part in _runs(missing):
-                rows |= zip(part, self._encode([missing[name] for name in part]), strict=True)
+                rows |= zip(part, self._encode([missing[name] for name in part], text), strict=True)
             self._keep(rows)
             height, width = picture.size
             _log.debug(
@@ -219,14 +223,22 @@ class ImageEncoder:
             return states
         return states[order] if weights is None else np.einsum("tkh,tk->th", states[order], weights)
 
+    @property
+    def geometry(self) -> Any:
+        """The module of the family; see ``Geometry``."""
+        return self._geometry
+
     def feeds(self, units: Sequence[Values]) -> dict[str, npt.NDArray[Any]]:
         """Return the inputs of ``vision.onnx`` for units of pictures, which run together."""
         return joined([self._geometry.inputs(self.processor, unit) for unit in units])
 
-    def _encode(self, units: Sequence[Values]) -> Sequence[States]:
-        """Run units together."""
+    def _encode(self, units: Sequence[Values], text: Sequence[int] = ()) -> Sequence[States]:
+        """Run units together, or one with a text."""
         inputs = [self._geometry.inputs(self.processor, unit) for unit in units]
-        states = self._run(joined(inputs))
+        feeds = joined(inputs)
+        if text:
+            feeds[INPUT_IDS] = np.array(text, np.int64)
+        states = self._run(feeds)
         if count := self.processor.constants:
             states, self._constants = states[:-count], [states[-count:]]
         self.num_encoded += len(units)

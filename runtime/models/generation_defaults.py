@@ -12,9 +12,16 @@ from ...exporter.config import read_generation_config, stated_token
 from ...records import dataclass
 from ..types.sampling_params import SamplingParams
 
-_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
 OLLAMA = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-_OFF: dict[str, Any] = {"top_p": 1.0, "top_k": 0, "temperature": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+_OFF: dict[str, Any] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "temperature": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +32,13 @@ class GenerationDefaults:
         end_token_ids: tokens that end an output.
         sampling: the options of ``SamplingParams`` that the checkpoint sets.
         says_how: whether the checkpoint says how to sample, even if by the values of ``SamplingParams``.
-        start_token_id: with which a decoder begins that reads its encoder's rows alone; None if not stated.
+        start_token_ids: with which a decoder begins that attends to its encoder's rows; empty if not stated.
     """
 
     end_token_ids: frozenset[int] = frozenset()
     sampling: dict[str, Any] = field(default_factory=dict)
     says_how: bool = False
-    start_token_id: int | None = None
+    start_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def from_folder(cls, folder: Path, config: Callable[[], Mapping[str, Any]]) -> GenerationDefaults:
@@ -53,7 +60,10 @@ class GenerationDefaults:
         end = stated_token(raw, generation, "eos_token_id")
         starts = (stated_token(raw, generation, f"{name}_token_id") for name in ("decoder_start", "bos"))
         says_how = any(generation.get(name) is not None for name in ("do_sample", *_OPTIONS))
-        start = next((token for token in starts if type(token) is int), None)
+        # The first token that is generated may be forced, which is the same as to begin with it.
+        forced = [stated_token(raw, generation, "forced_bos_token_id")]
+        begin = [token for token in starts if type(token) is int][:1]
+        start = (*begin, *(token for token in forced if begin and type(token) is int))
         return cls(_token_ids(end, folder), _sampling(generation), says_how, start)
 
     @property

@@ -64,8 +64,13 @@ def test_costs_of_steps_that_vary_keep_their_ratios(simulator: ModuleType) -> No
     assert max(taken) / min(taken) == pytest.approx(1.1 / 0.9, rel=0.02)
 
 
-def test_the_recorded_run_of_a_real_model_is_predicted(
-    simulator: ModuleType, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("run", "ratios"),
+    [("one_service", [0.97, 0.97, 0.92]), ("one_service_short_prompts", [1.02, 1.07, 0.86])],
+)
+def test_recorded_runs_of_a_real_model_are_predicted(
+    simulator: ModuleType, capsys: pytest.CaptureFixture[str], run: str, ratios: list[float]
 ) -> None:
-    assert simulator.check(PATH.parents[1] / "benchmarks" / "results" / "one_service.json")
-    assert capsys.readouterr().out.count("ratio 0.9") == 3
+    assert simulator.check(PATH.parents[1] / "benchmarks" / "results" / f"{run}.json")
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [float(line.rpartition(" ")[2]) for line in lines] == pytest.approx(ratios, abs=0.02)

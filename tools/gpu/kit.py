@@ -95,6 +95,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "paged": {"kv_memory": "paged"},
     "paged, one step": {"kv_memory": "paged", "steps_ahead": 0},
     "paged, not captured": {"kv_memory": "paged", "cuda_graphs": False},
+    "paged, onnxruntime's kernels": {"kv_memory": "paged", "kernels": "onnxruntime"},
 }
 
 
@@ -251,7 +252,10 @@ def decode() -> None:
     if TINY:
         rows = [(1, 16, 16), (4, 16, 16), (4, 16, 4)]
     for batch, length, bits in rows:
-        for kind in ("paged", "paged, one step", "slots"):
+        kinds = ["paged", "paged, one step", "slots"]
+        if (length == 256 and batch in (1, 32)) or TINY:  # what carryall's kernels gain
+            kinds.append("paged, onnxruntime's kernels")
+        for kind in kinds:
             size = "" if length == 256 else f" at {length}"
             name = f"step b{batch}{size}{' int4' if bits == 4 else ''}, {kind}"
             try:

@@ -38,6 +38,7 @@ from ..products.dequantize_weights import DequantizeWeightsPass
 from ..products.dynamic_int8 import DynamicProductsPass
 from ..products.float8_weights import Float8WeightsPass
 from ..products.half_products import HalfProductsPass
+from ..products.int4_product import Int4ProductPass
 from ..products.matmul_nbits import QuantizedWeightsPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.moe import FusedExpertsPass
@@ -133,6 +134,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(PackedQKVPass())
     passes += _elementwise_passes(kernels)
     passes.append(QuantizedWeightsPass(kernels))
+    if kernels.int4_product:
+        passes.append(Int4ProductPass())
     if not kernels.dequantize_blocks:
         passes.append(DequantizeWeightsPass())
     if kernels.opset < _NEWEST:

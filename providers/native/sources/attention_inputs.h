@@ -20,6 +20,26 @@ inline ElementType attention_type(size_t index) {
   return (index >= kBegins && index <= kTable) || index == kAhead ? kInt32 : kFloat;
 }
 
+// Reads what nodes that attend to blocks have in common, and finds the kernels of this processor.
+inline OrtStatus* read_sizes(const OrtApi* api, const OrtKernelInfo* info, AttentionSizes* s,
+                             const AttentionKernels** kernels) {
+  int64_t layout, type;
+  CARRYALL_TRY(attribute(api, info, "layout", &layout));
+  CARRYALL_TRY(check_layout(api, "the KV cache has", layout, kCacheLayout));
+  CARRYALL_TRY(attribute(api, info, "num_heads", &s->heads));
+  CARRYALL_TRY(attribute(api, info, "kv_num_heads", &s->kv_heads));
+  CARRYALL_TRY(attribute(api, info, "head_size", &s->size));
+  CARRYALL_TRY(attribute(api, info, "block_size", &s->block));
+  CARRYALL_TRY(attribute(api, info, "cache_type", &type));
+  CARRYALL_TRY(attribute(api, info, "scale", &s->scale));
+  s->cache = static_cast<CacheType>(type);
+  if (const char* complaint = s->complaint()) return failure(api, kInvalidArgument, complaint);
+  const Kernels* all = nullptr;
+  CARRYALL_TRY(find_kernels(api, &all));
+  *kernels = all->attention;
+  return nullptr;
+}
+
 // Sets the caches, the rows and their block tables.
 inline const char* read_cache(const Tensor* inputs, Attention* a) {
   const AttentionSizes& s = a->sizes;

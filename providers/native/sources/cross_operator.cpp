@@ -31,21 +31,10 @@ struct Node {
 };
 
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  int64_t layout, type;
   AttentionSizes s;
-  CARRYALL_TRY(attribute(api, info, "layout", &layout));
-  CARRYALL_TRY(check_layout(api, "the KV cache has", layout, kCacheLayout));
-  CARRYALL_TRY(attribute(api, info, "num_heads", &s.heads));
-  CARRYALL_TRY(attribute(api, info, "kv_num_heads", &s.kv_heads));
-  CARRYALL_TRY(attribute(api, info, "head_size", &s.size));
-  CARRYALL_TRY(attribute(api, info, "block_size", &s.block));
-  CARRYALL_TRY(attribute(api, info, "cache_type", &type));
-  CARRYALL_TRY(attribute(api, info, "scale", &s.scale));
-  s.cache = static_cast<CacheType>(type);
-  if (const char* complaint = s.complaint()) return failure(api, kInvalidArgument, complaint);
-  const Kernels* kernels = nullptr;
-  CARRYALL_TRY(find_kernels(api, &kernels));
-  *kernel = new (std::nothrow) Node{api, kernels->attention, s};
+  const AttentionKernels* kernels = nullptr;
+  CARRYALL_TRY(read_sizes(api, info, &s, &kernels));
+  *kernel = new (std::nothrow) Node{api, kernels, s};
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }
 

@@ -4,8 +4,9 @@
 //   DrawTokens  logits float [..., n], draw float [rows, 5] (optional) ->
 //               top_logits float [..., count], top_token_ids int64 [..., count], logsumexp float [...],
 //               drawn_tokens int64 [rows] (if there is an input `draw`)
+//   MatMulNBits  as com.microsoft's, of 4 bits and half without zero points; see cuda_product_operator.cpp
 //
-// Attributes: DrawTokens: count, integer, at most 256.
+// Attributes: DrawTokens: count, integer, at most 256; MatMulNBits: K, N, bits, block_size.
 #include "cuda_operators.h"
 
 #include <new>
@@ -132,7 +133,8 @@ void cuda_operators(OrtCustomOp* operators) {
   operators[1] = gate<kFloat16>();
   operators[2] = gate<kBfloat16>();
   operators[3] = draw();
-  cuda_collectives(operators + 4);
+  operators[4] = cuda_product();
+  cuda_collectives(operators + 5);
 }
 
 }  // namespace carryall

@@ -8,10 +8,13 @@ namespace carryall {
 #define CARRYALL_CUDA_PROVIDER "CUDAExecutionProvider"
 #endif
 
-constexpr int kCudaCollectives = 2, kCudaOperators = 4 + kCudaCollectives;
+constexpr int kCudaCollectives = 2, kCudaOperators = 5 + kCudaCollectives;
 
 // Writes the operators of CUDA's execution provider.
 void cuda_operators(OrtCustomOp* operators);
+
+// The one among them that multiplies with int4 weights.
+OrtCustomOp cuda_product();
 
 // Writes those among them that run over several devices.
 void cuda_collectives(OrtCustomOp* operators);

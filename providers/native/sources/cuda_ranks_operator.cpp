@@ -7,7 +7,7 @@
 #include "cuda_driver.h"
 #include "cuda_operators.h"
 #include "nccl.h"
-#include "ort_kernel.h"
+#include "ranks_operator.h"
 
 namespace carryall {
 namespace {
@@ -15,32 +15,19 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kBlocks = 4096;
 
-struct Node {
-  const OrtApi* api;
-  Ranks* group;
-  uint64_t number;
-  uint32_t rank;
-  int64_t whole, offset;  // of AllGather: columns of all ranks, and the first of this one, -1 before it is known
-  CudaKernel spread;
+struct Node : RanksNode {
+  int64_t offset = -1;  // of AllGather: the first column of this rank, -1 before it is known
+  CudaKernel spread{};
 };
 
 template <bool kGathers>
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  int64_t rank, ranks, number, whole = 0;
-  CARRYALL_TRY(attribute(api, info, "rank", &rank));
-  CARRYALL_TRY(attribute(api, info, "ranks", &ranks));
-  CARRYALL_TRY(attribute(api, info, "number", &number));
-  if (kGathers) CARRYALL_TRY(attribute(api, info, "whole", &whole));
-  if (rank < 0 || rank >= ranks || ranks > 1024 || whole < 0)
-    return failure(api, kInvalidArgument, "rank, ranks or whole are out of range");
-  const char* wrong = nullptr;
-  Ranks* group = Ranks::open(static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks), &wrong);
-  CudaKernel spread;
-  if (group != nullptr) wrong = join_nccl(group, static_cast<uint32_t>(rank));
-  if (wrong == nullptr && kGathers) wrong = find_cuda_kernel("spread_part", &spread);
+  Node node;
+  CARRYALL_TRY(read_ranks_node(api, info, kGathers, &node));
+  const char* wrong = join_nccl(node.group, node.rank);
+  if (wrong == nullptr && kGathers) wrong = find_cuda_kernel("spread_part", &node.spread);
   if (wrong != nullptr) return failure(api, kFail, wrong);
-  *kernel = new (std::nothrow)
-      Node{api, group, static_cast<uint64_t>(number), static_cast<uint32_t>(rank), whole, -1, spread};
+  *kernel = new (std::nothrow) Node(node);
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }
 

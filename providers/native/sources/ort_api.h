@@ -21,6 +21,8 @@ struct OrtKernelContext;
 struct OrtValue;
 struct OrtTensorTypeAndShapeInfo;
 struct OrtShapeInferContext;
+struct OrtOp;
+struct OrtOpAttr;
 struct OrtApi;
 
 struct OrtApiBase {
@@ -51,6 +53,11 @@ enum Entry : size_t {
   kReleaseStatus = 93,
   kReleaseTensorTypeAndShapeInfo = 99,
   kKernelContextGetGPUComputeStream = 193,
+  kCreateOpAttr = 211,
+  kReleaseOpAttr = 212,
+  kCreateOp = 213,
+  kInvokeOp = 214,
+  kReleaseOp = 215,
   kKernelContextParallelFor = 274,
 };
 

@@ -74,9 +74,14 @@ void quantize_four(const float* x, Rows rows, int64_t row, int64_t first) {
   const __m128i front = _mm_add_epi32(_mm512_castsi512_si128(sums), _mm512_extracti32x4_epi32(sums, 1));
   const __m128i back = _mm_add_epi32(_mm512_extracti32x4_epi32(sums, 2), _mm512_extracti32x4_epi32(sums, 3));
   const __m128i total = _mm_add_epi32(front, back);
-  __m128i* to = reinterpret_cast<__m128i*>(rows.sums + row * rows.blocks + kBlocks * first);
-  _mm_storeu_si128(to, kBlocks == 1 ? total : _mm_unpacklo_epi32(front, back));
-  if (kBlocks == 2) _mm_storeu_si128(to + 1, _mm_unpackhi_epi32(front, back));
+  int32_t* to = rows.sums + row * rows.blocks + kBlocks * first;
+  if constexpr (kBlocks == 4) {  // element 4 q + s of `sums` is that of quarter q of scale s
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, sums));
+  } else {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), kBlocks == 1 ? total : _mm_unpacklo_epi32(front, back));
+    if (kBlocks == 2) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 4), _mm_unpackhi_epi32(front, back));
+  }
   _mm_storeu_ps(rows.scales + row * rows.shares + first, how.scales);
   const __m128i starts = _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(total, 7));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(rows.starts + row * rows.shares + first), starts);
@@ -116,11 +121,13 @@ void quantize_blocks(const float* x, Rows rows, int64_t row, int64_t first_scale
 }
 
 void quantize_avx512(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row) {
-  if (inputs != rows.width || block % 32 != 0) return quantize(x, inputs, block, rows, row);
+  if (inputs != rows.width) return quantize(x, inputs, block, rows, row);
   int64_t s = 0;
   if (block * rows.share == 64)
-    for (; s + 4 <= inputs / 64; s += 4) block == 32 ? quantize_four<2>(x, rows, row, s) : quantize_four<1>(x, rows, row, s);
-  if (block == 32) quantize_blocks<2>(x, rows, row, s);
+    for (; s + 4 <= inputs / 64; s += 4)
+      block == 16 ? quantize_four<4>(x, rows, row, s) : block == 32 ? quantize_four<2>(x, rows, row, s) : quantize_four<1>(x, rows, row, s);
+  if (block == 16) quantize_blocks<1>(x, rows, row, s);
+  else if (block == 32) quantize_blocks<2>(x, rows, row, s);
   else if (block == 64) quantize_blocks<4>(x, rows, row, s);
   else if (block == 128) quantize_blocks<8>(x, rows, row, s);
   else quantize(x, inputs, block, rows, row);

@@ -7,32 +7,18 @@
 #include <cstring>
 #include <new>
 
-#include "ort_kernel.h"
-#include "ranks.h"
+#include "ranks_operator.h"
 
 namespace carryall {
 namespace {
 
-struct Node {
-  const OrtApi* api;
-  Ranks* group;
-  uint64_t number;
-  int64_t whole;  // 0: AllReduce
-};
+using Node = RanksNode;
 
 template <bool kGathers>
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  int64_t rank, ranks, number, whole = 0;
-  CARRYALL_TRY(attribute(api, info, "rank", &rank));
-  CARRYALL_TRY(attribute(api, info, "ranks", &ranks));
-  CARRYALL_TRY(attribute(api, info, "number", &number));
-  if (kGathers) CARRYALL_TRY(attribute(api, info, "whole", &whole));
-  if (rank < 0 || rank >= ranks || ranks > 1024 || whole < 0)
-    return failure(api, kInvalidArgument, "rank, ranks or whole are out of range");
-  const char* complaint = nullptr;
-  Ranks* group = Ranks::open(static_cast<uint32_t>(rank), static_cast<uint32_t>(ranks), &complaint);
-  if (group == nullptr) return failure(api, kFail, complaint);
-  *kernel = new (std::nothrow) Node{api, group, static_cast<uint64_t>(number), whole};
+  Node node;
+  CARRYALL_TRY(read_ranks_node(api, info, kGathers, &node));
+  *kernel = new (std::nothrow) Node(node);
   return *kernel == nullptr ? failure(api, kFail, "out of memory") : nullptr;
 }
 

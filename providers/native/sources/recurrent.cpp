@@ -2,12 +2,14 @@
 
 #include <new>
 
+#include "integers.h"
 #include "kernels.h"
 
 namespace carryall {
 namespace {
 
 constexpr int64_t kPrepared = 32;   // tokens of a task
+constexpr int64_t kTiles = 4;       // of a task
 constexpr int64_t kChannels = 256;  // of a task
 
 }  // namespace
@@ -45,7 +47,7 @@ DeltaJob::~DeltaJob() { delete[] factors_; }
 
 size_t DeltaJob::prepare_tasks() const { return static_cast<size_t>((rule_.tokens + kPrepared - 1) / kPrepared); }
 
-size_t DeltaJob::delta_tasks() const { return static_cast<size_t>(rule_.rows * rule_.heads * rule_.tiles()); }
+size_t DeltaJob::delta_tasks() const { return static_cast<size_t>(rule_.rows * rule_.heads * parts(rule_.tiles(), kTiles)); }
 
 void DeltaJob::prepare(void* job, size_t index) {
   const DeltaJob& j = *static_cast<DeltaJob*>(job);
@@ -55,9 +57,9 @@ void DeltaJob::prepare(void* job, size_t index) {
 
 void DeltaJob::delta(void* job, size_t index) {
   const DeltaJob& j = *static_cast<DeltaJob*>(job);
-  const int64_t tiles = j.rule_.tiles(), task = static_cast<int64_t>(index);
-  const int64_t head = task / tiles % j.rule_.heads, row = task / tiles / j.rule_.heads;
-  j.kernels_.delta(j.rule_, row, head, task % tiles, j.factors_, j.products_);
+  const int64_t tasks = parts(j.rule_.tiles(), kTiles), task = static_cast<int64_t>(index);  // of a head
+  const int64_t head = task / tasks % j.rule_.heads, row = task / tasks / j.rule_.heads, tile = task % tasks * kTiles;
+  j.kernels_.delta(j.rule_, row, head, tile, smaller(tile + kTiles, j.rule_.tiles()), j.factors_, j.products_);
 }
 
 size_t ConvolutionJob::tasks() const {

@@ -55,8 +55,8 @@ struct RecurrentKernels {
   // Computes factors e^decay and the products q k of tokens [first, last): [tokens, heads] each, or [tokens, heads *
   // key_size] factors.
   void (*prepare)(const DeltaRule& rule, int64_t first, int64_t last, float* factors, float* products);
-  // Computes 16 elements of the values of one head of a row, for all of its tokens.
-  void (*delta)(const DeltaRule& rule, int64_t row, int64_t head, int64_t tile, const float* factors,
+  // Computes tiles [tile, end) of 16 elements of the values of one head of a row, for all of its tokens.
+  void (*delta)(const DeltaRule& rule, int64_t row, int64_t head, int64_t tile, int64_t end, const float* factors,
                 const float* products);
   // Computes channels [first, last) of a row; `first` is a multiple of 16.
   void (*convolve)(const Convolution& convolution, int64_t row, int64_t first, int64_t last);

@@ -18,122 +18,159 @@ void prepare_delta(const DeltaRule& r, int64_t first, int64_t last, float* facto
     for (int64_t head = 0; head < r.key_heads; head++) {
       const int64_t at = (token * r.key_heads + head) * r.key_size;
       V sum = V::all(0.0f);
-      for (int64_t i = 0; i < r.key_size; i += 16) {
-        const int64_t count = r.key_size - i < 16 ? r.key_size - i : 16;
-        sum = fused(load_part<V>(r.query + at + i, count), load_part<V>(r.key + at + i, count), sum);
-      }
+      const int64_t whole = r.key_size / 16 * 16, rest = r.key_size - whole;
+      for (int64_t i = 0; i < whole; i += 16) sum = fused(V::load(r.query + at + i), V::load(r.key + at + i), sum);
+      if (rest > 0) sum = fused(load_part<V>(r.query + at + whole, rest), load_part<V>(r.key + at + whole, rest), sum);
       const float product = sum_of(sum);
       for (int64_t i = 0; i < shared; i++) products[token * r.heads + head * shared + i] = product;
     }
   }
 }
 
-// What a token needs of the state: sums over the key of k s and q s, with s as the token before left it (times its decays,
-// if each element of a key has its own). Even and odd elements have sums of their own, so that additions do not wait.
-template <class V>
-struct StateSums {
-  V even_key = V::all(0.0f), odd_key = V::all(0.0f), even_query = V::all(0.0f), odd_query = V::all(0.0f);
-
-  V key() const { return add(even_key, odd_key); }
-  V query() const { return add(even_query, odd_query); }
+// What a token reads for a head: its key and query, and its decay, or those of each element of the key.
+struct HeadInputs {
+  const float *key, *query, *decay;
 };
 
-template <class V, bool by_key>
-CARRYALL_INLINE void add_state(float k, float q, const float* a, V s, V* key, V* query) {
-  if (by_key) s = multiply(V::all(*a), s);
-  *key = fused(V::all(k), s, *key);
-  *query = fused(V::all(q), s, *query);
-}
+// What a token needs of the states of some tiles: sums over the key of k s and q s, with s as the token before left it (times its
+// decays, if each element of a key has its own). Even and odd elements have sums of their own, so that additions do not wait.
+template <class V, int kTiles>
+struct StateSums {
+  V keys[2][kTiles], queries[2][kTiles];
 
-template <class V, bool by_key>
-CARRYALL_INLINE StateSums<V> first_sums(const float* s, int64_t size, const float* k, const float* q, const float* a) {
-  StateSums<V> sums;
-  for (int64_t i = 0; i + 1 < size; i += 2) {
-    add_state<V, by_key>(k[i], q[i], a + i, V::load(s + 16 * i), &sums.even_key, &sums.even_query);
-    add_state<V, by_key>(k[i + 1], q[i + 1], a + i + 1, V::load(s + 16 * i + 16), &sums.odd_key, &sums.odd_query);
+  CARRYALL_INLINE StateSums() {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) keys[0][t] = keys[1][t] = queries[0][t] = queries[1][t] = V::all(0.0f);
   }
-  const int64_t i = size - 1;
-  if (size % 2 != 0) add_state<V, by_key>(k[i], q[i], a + i, V::load(s + 16 * i), &sums.even_key, &sums.even_query);
-  return sums;
-}
-
-// s = a s + k d
-template <class V, bool by_key>
-CARRYALL_INLINE V next_state(float* s, float k, const float* a, V shared, V d) {
-  const V state = fused(V::all(k), d, multiply(by_key ? V::all(*a) : shared, V::load(s)));
-  V::store(s, state);
-  return state;
-}
-
-// Updates the state, and returns the sums of the next token over it; without a next token zeros.
-template <class V, bool by_key, bool has_next>
-CARRYALL_INLINE StateSums<V> update(float* s, int64_t size, const float* k, const float* a, V d, const float* next_k,
-                                    const float* next_q, const float* next_a) {
-  const V shared = V::all(a[0]);
-  StateSums<V> sums;
-  for (int64_t i = 0; i + 1 < size; i += 2) {
-    const V even = next_state<V, by_key>(s + 16 * i, k[i], a + i, shared, d);
-    const V odd = next_state<V, by_key>(s + 16 * i + 16, k[i + 1], a + i + 1, shared, d);
-    if (!has_next) continue;
-    add_state<V, by_key>(next_k[i], next_q[i], next_a + i, even, &sums.even_key, &sums.even_query);
-    add_state<V, by_key>(next_k[i + 1], next_q[i + 1], next_a + i + 1, odd, &sums.odd_key, &sums.odd_query);
+  template <bool by_key>
+  CARRYALL_INLINE void add_states(const HeadInputs& x, int64_t i, int odd, const V (&states)[kTiles]) {
+    const V k = V::all(x.key[i]), q = V::all(x.query[i]);
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      const V s = by_key ? multiply(V::all(x.decay[i]), states[t]) : states[t];
+      keys[odd][t] = fused(k, s, keys[odd][t]);
+      queries[odd][t] = fused(q, s, queries[odd][t]);
+    }
   }
-  if (size % 2 == 0) return sums;
-  const int64_t i = size - 1;
-  const V even = next_state<V, by_key>(s + 16 * i, k[i], a + i, shared, d);
-  if (has_next) add_state<V, by_key>(next_k[i], next_q[i], next_a + i, even, &sums.even_key, &sums.even_query);
-  return sums;
-}
+  CARRYALL_INLINE V key(int t) const { return add(keys[0][t], keys[1][t]); }
+  CARRYALL_INLINE V query(int t) const { return add(queries[0][t], queries[1][t]); }
+};
+
+// The states [tiles, size, 16] of consecutive tiles.
+template <class V, bool by_key, int kTiles>
+struct States {
+  float* first;
+  int64_t size;  // of a key
+
+  CARRYALL_INLINE float* at(int t, int64_t i) const { return first + (t * size + i) * 16; }
+
+  CARRYALL_INLINE StateSums<V, kTiles> sums(const HeadInputs& x) const {
+    StateSums<V, kTiles> sums;
+    each_element([&](int64_t i, int odd) __attribute__((always_inline)) {
+      V states[kTiles];
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) states[t] = V::load(at(t, i));
+      sums.template add_states<by_key>(x, i, odd, states);
+    });
+    return sums;
+  }
+
+  // s = a s + k d. Returns the sums of the next token over it; without a next token zeros.
+  template <bool has_next>
+  CARRYALL_INLINE StateSums<V, kTiles> update(const HeadInputs& x, const V (&d)[kTiles], const HeadInputs& next) const {
+    const V shared = V::all(x.decay[0]);
+    StateSums<V, kTiles> sums;
+    each_element([&](int64_t i, int odd) __attribute__((always_inline)) {
+      const V k = V::all(x.key[i]), a = by_key ? V::all(x.decay[i]) : shared;
+      V states[kTiles];  // all are read before one is written: tiles lie pages apart, and the lower bits of their addresses are equal
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) states[t] = fused(k, d[t], multiply(a, V::load(at(t, i))));
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) V::store(at(t, i), states[t]);
+      if (has_next) sums.template add_states<by_key>(next, i, odd, states);
+    });
+    return sums;
+  }
+
+ private:
+  template <class Work>
+  CARRYALL_INLINE void each_element(const Work& work) const {
+    int64_t i = 0;
+    for (; i + 1 < size; i += 2) {
+      work(i, 0);
+      work(i + 1, 1);
+    }
+    if (i < size) work(i, 0);
+  }
+};
 
 // Asks for what a token reads and writes. Tokens lie pages apart, so the processor does not guess these addresses.
-CARRYALL_INLINE void ask_for(const float* k, const float* q, int64_t size, const float* value, const float* output) {
+template <int kTiles>
+CARRYALL_INLINE void ask_for(const HeadInputs& x, int64_t size, const float* value, const float* output) {
   for (int64_t i = 0; i < size; i += 16) {
-    __builtin_prefetch(k + i);
-    __builtin_prefetch(q + i);
+    __builtin_prefetch(x.key + i);
+    __builtin_prefetch(x.query + i);
   }
-  __builtin_prefetch(value);
-  __builtin_prefetch(output, 1);
+  for (int t = 0; t < kTiles; t++) {
+    __builtin_prefetch(value + t * 16);
+    __builtin_prefetch(output + t * 16, 1);
+  }
 }
 
 // The sums of a token are taken while the token before writes the state, so that each element is read and written once a
-// token. The 16 columns of a tile do not depend on the others, and stay in the first-level cache over all tokens.
-template <class V, bool by_key>
-void delta_tile(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, const float* factors, const float* products) {
+// token. The 16 columns of a tile do not depend on the others, and stay in the first-level cache over all tokens. Several tiles at a
+// time read an element of a key or query once for all.
+template <class V, bool by_key, int kTiles>
+void delta_tiles(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, const float* factors, const float* products) {
   const int64_t first = r.begins[row], last = r.begins[row + 1], size = r.key_size;
   if (first == last) return;
-  float* s = r.states + ((r.places[row] * r.heads + head) * r.tiles() + tile) * size * 16;
+  const States<V, by_key, kTiles> states{r.states + ((r.places[row] * r.heads + head) * r.tiles() + tile) * size * 16, size};
   const int64_t of_keys = head / (r.heads / r.key_heads);
-  const auto keys = [&](const float* x, int64_t token) { return x + (token * r.key_heads + of_keys) * size; };
-  const auto decays = [&](int64_t token) { return factors + (token * r.heads + head) * (by_key ? size : 1); };
+  const auto inputs = [&](int64_t token) {
+    const int64_t at = (token * r.key_heads + of_keys) * size;
+    return HeadInputs{r.key + at, r.query + at, factors + (token * r.heads + head) * (by_key ? size : 1)};
+  };
   const V scale = V::all(r.scale);
-  StateSums<V> sums = first_sums<V, by_key>(s, size, keys(r.key, first), keys(r.query, first), decays(first));
+  HeadInputs x = inputs(first);
+  StateSums<V, kTiles> sums = states.sums(x);
   for (int64_t token = first; token < last; token++) {
-    const float* a = decays(token);
     const int64_t at = (token * r.heads + head) * r.value_size + tile * 16;
     if (const int64_t ahead = token + kAhead; ahead < last) {
       const int64_t step = kAhead * r.heads * r.value_size;
-      ask_for(keys(r.key, ahead), keys(r.query, ahead), size, r.value + at + step, r.output + at + step);
+      ask_for<kTiles>(inputs(ahead), size, r.value + at + step, r.output + at + step);
     }
-    V read = sums.key(), out = sums.query();
-    if (!by_key) {
-      read = multiply(V::all(a[0]), read);
-      out = multiply(V::all(a[0]), out);
+    const V product = V::all(products[token * r.heads + head]), decay = V::all(x.decay[0]);
+    V d[kTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kTiles; t++) {
+      V read = sums.key(t), out = sums.query(t);
+      if (!by_key) {
+        read = multiply(decay, read);
+        out = multiply(decay, out);
+      }
+      d[t] = V::load(r.value + at + t * 16);
+      if (r.beta != nullptr) d[t] = multiply(V::all(r.beta[token * r.heads + head]), subtract(d[t], read));
+      V::store(r.output + at + t * 16, multiply(scale, fused(product, d[t], out)));
     }
-    V d = V::load(r.value + at);
-    if (r.beta != nullptr) d = multiply(V::all(r.beta[token * r.heads + head]), subtract(d, read));
-    V::store(r.output + at, multiply(scale, fused(V::all(products[token * r.heads + head]), d, out)));
-    const float* k = keys(r.key, token);
-    if (token + 1 == last)
-      update<V, by_key, false>(s, size, k, a, d, nullptr, nullptr, nullptr);
-    else
-      sums = update<V, by_key, true>(s, size, k, a, d, keys(r.key, token + 1), keys(r.query, token + 1), decays(token + 1));
+    const HeadInputs now = x;
+    if (token + 1 == last) {
+      states.template update<false>(now, d, now);
+    } else {
+      x = inputs(token + 1);
+      sums = states.template update<true>(now, d, x);
+    }
   }
 }
 
+template <class V, bool by_key>
+void delta_task(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, int64_t end, const float* factors, const float* products) {
+  for (; tile + V::kStates <= end; tile += V::kStates) delta_tiles<V, by_key, V::kStates>(r, row, head, tile, factors, products);
+  for (; tile < end; tile++) delta_tiles<V, by_key, 1>(r, row, head, tile, factors, products);
+}
+
 template <class V>
-void delta_rule(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, const float* factors, const float* products) {
-  r.by_key ? delta_tile<V, true>(r, row, head, tile, factors, products)
-           : delta_tile<V, false>(r, row, head, tile, factors, products);
+void delta_rule(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, int64_t end, const float* factors, const float* products) {
+  (r.by_key ? delta_task<V, true> : delta_task<V, false>)(r, row, head, tile, end, factors, products);
 }
 
 template <class V>

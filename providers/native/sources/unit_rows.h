@@ -43,7 +43,9 @@ void multiply_unpacked(const Units& units, int64_t row, const Later (&later)[kTi
   const float* row_scales = rows.scales + row * rows.shares;
   const int32_t* starts = rows.starts + row * rows.shares;
   Float result[kTiles][kCount];
+#pragma GCC unroll 8
   for (int t = 0; t < kTiles; t++)
+#pragma GCC unroll 8
     for (int m = 0; m < kCount; m++) {
       float* of = units.y.at(row + m, t * kColumns);
       __builtin_prefetch(of + kTiles * kColumns, 1, 2);
@@ -54,29 +56,38 @@ void multiply_unpacked(const Units& units, int64_t row, const Later (&later)[kTi
     const int64_t inputs = (s + 1) * units.unit < width ? units.unit : width - s * units.unit;
     const uint8_t* lines = units.bytes + (s - units.first) * units.line_step;
     const uint8_t* scales = units.scales + (s - units.first) * units.scale_step;
+#pragma GCC unroll 8
     for (int t = 0; t < kTiles; t++) later[t].fetch(s);
     Int sums[kTiles][kCount];
+#pragma GCC unroll 8
     for (int t = 0; t < kTiles; t++)
+#pragma GCC unroll 8
       for (int m = 0; m < kCount; m++) sums[t][m] = Isa::integers(starts[m * rows.shares + s]);
     for (int64_t k = 0; k < inputs; k += 16, values += 16) {
 #pragma GCC unroll 4
       for (int i = 0; i < 16; i += 4, lines += kLine) {
         Int line[kTiles];
+#pragma GCC unroll 8
         for (int t = 0; t < kTiles; t++) line[t] = Isa::line(lines + t * units.tile_step);
-#pragma GCC unroll 16
+#pragma GCC unroll 8
         for (int m = 0; m < kCount; m++)
+#pragma GCC unroll 8
           for (int t = 0; t < kTiles; t++) sums[t][m] = Isa::dot(sums[t][m], line[t], values + m * width + i);
       }
     }
+#pragma GCC unroll 8
     for (int t = 0; t < kTiles; t++) {
       const Float scale = Isa::load(reinterpret_cast<const float*>(scales + t * units.weights->tile_bytes()));
+#pragma GCC unroll 8
       for (int m = 0; m < kCount; m++) {
         const Float scaled = Isa::multiply(Isa::converted(sums[t][m]), scale);
         result[t][m] = Isa::fused(scaled, Isa::floats(row_scales[m * rows.shares + s]), result[t][m]);
       }
     }
   }
+#pragma GCC unroll 8
   for (int t = 0; t < kTiles; t++)
+#pragma GCC unroll 8
     for (int m = 0; m < kCount; m++)
       store_columns<Isa>(units.y.at(row + m, t * kColumns), result[t][m], units.columns - t * kColumns);
 }

@@ -153,6 +153,7 @@ class Request:
     restored = 0  # tokens up to which it was; more than `num_computed` until their state is there too
     capacity: int | None = None  # tokens at which the middle is dropped (context shift)
     losses = 0  # runs that failed and lost its KV, since its last token
+    refused = 0  # tokens of the last row that needed too much memory, since its last token
     lora_place: int | None = None  # of the adapter, while the request runs
 
     def __init__(
@@ -356,7 +357,7 @@ class Request:
     def append(self, sample: Sample) -> None:
         """Append a generated token, and finish the request at an end token, stop string or length limit."""
         token = sample.token_id
-        self.losses = 0
+        self.losses = self.refused = 0
         self._push(token)
         self.output_token_ids.append(token)
         if self.output_logprobs is not None:

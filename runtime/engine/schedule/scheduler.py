@@ -7,6 +7,7 @@ known tokens and computed tokens, and a step computes some of the difference.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ from ..requests.prompt_costs import PromptCosts
 from ..requests.request import Request, RequestStatus
 from .adapter_places import AdapterPlaces
 from .waiting import OUTPUT_WEIGHT, VirtualCounters, WaitingQueue
+
+_log = logging.getLogger(__name__)
 
 # Of this many waiting requests, the one with the longest cached prefix is admitted first.
 _LOOKAHEAD = 8
@@ -424,6 +427,13 @@ class Scheduler:
                 self.preempt(request, keep=False)
         if self._slots.is_idle(slot):
             self.cache.evict(slot, save=False)
+
+    def shrink(self, tokens: int) -> None:
+        """Let later steps have half of ``tokens``, which needed too much memory; at least one a slot."""
+        most = max(self._slots.num_slots, tokens // 2)
+        if most < self._max_step_tokens:
+            _log.warning("memory is short: steps have at most %d tokens from now on", most)
+            self._max_step_tokens = most
 
     def check_integrity(self, flight: StepPlan | None = None) -> None:
         """Check that requests and slots are consistent.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
+from tiny_florence import write_florence
 from tiny_trocr import write_trocr
 from tiny_whisper import write_whisper
 from trocr_golden import PROMPTED_PATH, SEED, golden_path, pictures
@@ -65,6 +66,13 @@ def test_fields_of_a_page_are_json(tmp_path: Path, line: Path) -> None:
     result = run("run", donut, recorded["text"], "--image", line, *GREEDY, "--json-object")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == recorded["json"]
+
+
+@pytest.mark.long
+def test_places_of_objects_are_json(tmp_path: Path, line: Path) -> None:
+    result = run("run", write_florence(tmp_path, 3), "<OD>", "--image", line, *GREEDY, "--json-object")
+    assert result.exit_code == 0, result.output
+    assert set(json.loads(result.stdout)["<OD>"]) == {"bboxes", "labels"}
 
 
 @pytest.mark.parametrize("verb", [("chat",), ("run",)])

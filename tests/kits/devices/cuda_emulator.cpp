@@ -161,6 +161,34 @@ inline Half from_float<Half>(float value) {
   return result;
 }
 
+// Each thread of a warp shows its own elements of A and B to the others.
+struct Fragments {
+  unsigned a[4], b[2];
+};
+static Fragments fragments[1024];
+
+inline float half_of(unsigned pair, int index) {
+  return to_float(Half{static_cast<unsigned short>(pair >> 16 * index)});
+}
+
+inline void add_product(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  const unsigned lane = running % kWarp, first = running - lane;
+  memcpy(fragments[running].a, a, sizeof a);
+  memcpy(fragments[running].b, b, sizeof b);
+  warp_barrier();
+  for (int i = 0; i < 4; i++) {
+    const unsigned row = lane / 4, column = lane % 4 * 2 + i % 2, low = i / 2;
+    for (unsigned k = 0; k < 16; k++) {
+      const Fragments &left = fragments[first + row * 4 + k % 8 / 2], &right = fragments[first + column * 4 + k % 8 / 2];
+      sums[i] += half_of(left.a[low + k / 8 * 2], k % 2) * half_of(right.b[k / 8], k % 2);
+    }
+  }
+  warp_barrier();
+}
+
+namespace products {
+#include "int4_product.cu"
+}
 namespace silu {
 #include "silu_and_mul.cu"
 }
@@ -192,7 +220,8 @@ struct Kernel {
 Kernel kernels[] = {
     KERNEL(silu, silu_and_mul_float), KERNEL(silu, silu_and_mul_half),
     KERNEL(silu, silu_and_mul_bfloat16), KERNEL(tokens, draw_tokens),
-    KERNEL(parts, spread_part),
+    KERNEL(parts, spread_part),      KERNEL(products, int4_product_32),
+    KERNEL(products, int4_product_64), KERNEL(products, int4_product_128),
 };
 std::mutex guard;
 long launches = 0;

@@ -100,7 +100,7 @@ def operators() -> tuple[Emulator, Path]:
     """Return the emulator and the library of the operators over it, loaded, once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="cuda-emulator-"))
     emulator, library = build_emulator(folder), folder / "liboperators.so"
-    names = ("cuda_driver", "cuda_operators", "cuda_ranks_operator", "nccl", "ranks")
+    names = ("cuda_driver", "cuda_operators", "cuda_product_operator", "cuda_ranks_operator", "nccl", "ranks")
     sources = [_ON_CPU, *(OPERATORS / f"{name}.cpp" for name in names)]
     _compile(library, sources, "-std=c++17", f"-I{OPERATORS}", "-DCARRYALL_CUDA_PROVIDER=nullptr")
     functions = ctypes.CDLL(str(library))

@@ -277,7 +277,10 @@ def two_devices(folder: Path) -> list[Any]:
 
 
 def callers_by_turns(folder: Path) -> list[Any]:
-    """Let two threads step one LLM in turns; return the tokens, and the captures after each thread."""
+    """Let four threads step one LLM in turns; return the tokens, and the captures after each thread.
+
+    The second one is the first whose prompts are in the prefix cache, and so has forms that are new.
+    """
     llm = LLM("demo", provider="cuda", max_slots=SLOTS, context_length=CONTEXT)
     texts, captures = [], []
 
@@ -287,7 +290,7 @@ def callers_by_turns(folder: Path) -> list[Any]:
             texts.append([output.outputs[0].token_ids for output in found])
         captures.append(_logged("begin"))
 
-    for _ in range(2):
+    for _ in range(3):
         worker = threading.Thread(target=ask)
         worker.start()
         worker.join()

@@ -173,6 +173,50 @@ def test_a_barrier_that_some_threads_leave_out_is_an_error(tmp_path: Path) -> No
         drawn(broken, np.ones((1, 600), np.float32), 8)
 
 
+def packed(values: Array) -> Array:
+    """Return two values a byte along the last axis, the first one in the lower half."""
+    both: Array = (values[:, ::2] | values[:, 1::2] << 4).astype(np.uint8)
+    return both
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner", "group", "most"),
+    [
+        (17, 24, 256, 32, 32),
+        (32, 16, 1152, 128, 32),
+        (33, 40, 96, 32, 64),
+        (64, 8, 2080, 16, 64),
+        (100, 17, 512, 256, 128),
+        (128, 48, 160, 16, 128),
+    ],
+)
+def test_an_int4_product_is_that_of_numpy(
+    emulator: Emulator, rows: int, columns: int, inner: int, group: int, most: int
+) -> None:
+    rng = np.random.default_rng(inner)
+    x = rng.normal(0, 1, (rows, inner)).astype(np.float16)
+    weights = rng.integers(0, 16, (columns, inner))
+    scales = (rng.random((columns, inner // group)) * 0.02 + 0.001).astype(np.float16)
+    exact = ((weights - 8) * scales.astype(np.float32).repeat(group, axis=1)).astype(np.float16)
+    expected = x.astype(np.float64) @ exact.astype(np.float64).T
+    y = np.full((rows + 1, columns), np.nan, np.float16)
+    sizes = [ctypes.c_int(size) for size in (rows, columns, inner, group)]
+    emulator.launch(f"int4_product_{most}", -(-columns // 16), 256, x, packed(weights), scales, y, *sizes)
+    magnitude = np.abs(x).astype(np.float64) @ np.abs(exact).astype(np.float64).T
+    bound = 2**-11 * np.abs(expected) + inner * 2**-23 * magnitude
+    assert np.all(np.abs(y[:rows] - expected) <= bound)
+    assert np.isnan(y[rows]).all()  # nothing behind the rows
+
+
+def test_the_part_of_a_rank_lies_among_zeros(emulator: Emulator) -> None:
+    x, y = np.arange(1, 16, dtype=np.float32).reshape(3, 5), np.full((3, 12), np.nan, np.float32)
+    sizes = [ctypes.c_longlong(size) for size in (3, 5, 12, 4)]
+    emulator.launch("spread_part", 2, 32, x, y, *sizes)
+    expected = np.zeros((3, 12), np.float32)
+    expected[:, 4:9] = x
+    np.testing.assert_array_equal(y, expected)
+
+
 @pytest.fixture(scope="module")
 def compiler() -> Nvrtc:
     """NVRTC, which needs neither a device nor a driver."""

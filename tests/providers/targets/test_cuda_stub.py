@@ -62,9 +62,9 @@ def test_callers_of_several_threads_capture_each_run_once() -> None:
     """onnxruntime keeps captured runs by thread, so another thread would capture them again."""
     outcome = cuda_stub.run("callers_by_turns")
     texts, captures = outcome.result
-    assert len(texts) == 9
-    assert captures[0] > 0
-    assert captures == captures[:1] * 3
+    assert len(texts) == 12
+    assert 0 < captures[0] <= captures[1]
+    assert captures[1:] == captures[1:2] * 3
     assert outcome.illegal() == []
 
 
@@ -83,13 +83,18 @@ def test_a_step_is_given_to_the_device_before_the_one_before_it_is_waited_for() 
 
 @pytest.mark.parametrize("form", ["float", "int4"])
 def test_own_kernels_are_launched_and_captured_in_place_of_many(form: str) -> None:
-    """A layer's gate is one launch in place of three; the largest logits and the draw are one of all."""
+    """A layer's gate is one launch in place of three; the largest logits and the draw are one of all.
+
+    With int4 weights, the paged prompt, padded to 32 tokens, has carryall's products; few rows do not.
+    """
     outcome = cuda_stub.run("own_kernels", "qwen3", form)
     launches = {name: found[0] for name, found in outcome.result.items()}
     names = {name: found[1] for name, found in outcome.result.items()}
     print(launches)
     gate = "silu_and_mul_half"
-    assert names["carryall slots"] == names["carryall paged"] == ["draw_tokens", gate]
+    assert names["carryall slots"] == ["draw_tokens", gate]
+    product = ["int4_product_32"] if form == "int4" else []
+    assert names["carryall paged"] == ["draw_tokens", *product, gate]
     assert launches["onnxruntime slots"] - launches["carryall slots"] >= 2 * 2 + 6
     assert launches["onnxruntime paged"] - launches["carryall paged"] >= 2 * 2 + 6 + 25
     assert outcome.illegal() == []
@@ -148,7 +153,7 @@ def test_caches_take_what_they_need_and_give_it_back() -> None:
     assert outcome.illegal() == []
 
 
-def test_out_of_memory_in_a_step_fails_its_request_only() -> None:
+def test_a_request_for_which_there_is_no_memory_at_all_fails_and_later_ones_run() -> None:
     outcome = cuda_stub.run("memory_in_a_step")
     reason, message, later = outcome.result
     assert reason == "error"

@@ -69,9 +69,9 @@ def test_methods_that_measure_a_text_are_refused(method: str, tmp_path: Path) ->
 def test_a_picture_is_encoded_once_for_all_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded, run = [], ImageEncoder._encode
 
-    def counting(self: ImageEncoder, units: Any) -> Any:
+    def counting(self: ImageEncoder, units: Any, text: Any = ()) -> Any:
         encoded.append(len(units))
-        return run(self, units)
+        return run(self, units, text)
 
     monkeypatch.setattr(ImageEncoder, "_encode", counting)
     picture = np.random.default_rng(5).integers(0, 256, (20, 60, 3), np.uint8)
@@ -155,12 +155,12 @@ def test_a_text_begins_the_answer_of_donut(donut: LLM, number: int) -> None:
 
 def test_other_forms_than_json_are_refused_by_a_model_of_tags(donut: LLM) -> None:
     form = SamplingParams(structured_output=StructuredOutput(json_schema={"type": "object"}))
-    with pytest.raises(InvalidSamplingError, match=r"writes fields in tags.*'json_schema' is not supported"):
+    with pytest.raises(InvalidSamplingError, match=r"writes tags and places.*'json_schema' is not supported"):
         donut.chat(asking(PICTURE), form)
 
 
 def test_a_conversation_of_donut_has_one_text(donut: LLM) -> None:
-    with pytest.raises(RequestError, match="begins this model's answer, so there may be one"):
+    with pytest.raises(RequestError, match="reads one text beside a picture, not 2"):
         donut.chat(asking(PICTURE, TEXT, TEXT), GREEDY)
     with pytest.raises(RequestError, match="one picture, not 0"):
         donut.chat(asking(TEXT), GREEDY)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE = 0.1  # seconds for a chunk of a store, until the cost of computing one is known
 _LEAST_PATIENCE = 0.01  # a shorter estimate of that cost is noise, and no store could answer
 _WEIGHT = 0.2  # of the newest restore in the moving average
-_AHEAD = 16  # chunks that a tier may read before they are asked for
+_AHEAD = 8  # chunks that a tier may read before they are asked for; more do not stay in a processor's cache
 _DECAY = 0.995  # of the average at each skipped restore, so that a slow tier is tried again later
 
 
@@ -82,24 +82,31 @@ class KVMover:
             resumable = tier.last_held([state_key(key) for key in keys[:count]])
         return TierPrefix(CHUNK_TOKENS * resumable, CHUNK_TOKENS * count)
 
-    def save(self, operation: Save) -> None:
+    def save(
+        self, slot: int, keys: Sequence[bytes], start: int, states: Sequence[int], *, leaves: bool
+    ) -> None:
         """Copy the chunks and states of a slot that the tiers lack.
 
-        What leaves the slot is kept in the first tier, unless the engine closes.
+        Args:
+            slot: holds the KV.
+            keys: the keys of its chunks, from the first token on.
+            start: KV before this position may be missing in the slot.
+            states: lengths at which it has states, multiples of a chunk's length.
+            leaves: whether the slot loses it, so that the first tier keeps it, unless the engine closes.
         """
-        tier, slot, keys = self._tier, operation.slot, operation.keys
+        tier = self._tier
         if tier is None:
             return
-        held = tier.near if operation.leaves and not self.patient else tier.__contains__
+        held = tier.near if leaves and not self.patient else tier.__contains__
         try:
             for i, key in enumerate(keys):
                 if held(key):
                     continue
-                if i * CHUNK_TOKENS < operation.start:
+                if i * CHUNK_TOKENS < start:
                     return  # later chunks and states are useless without this one
                 self._put(tier, key, self._runner.read_kv(slot, i * CHUNK_TOKENS, CHUNK_TOKENS))
                 self.counters.kv_saved_tokens += CHUNK_TOKENS
-            for length in operation.states:
+            for length in states:
                 key = state_key(keys[length // CHUNK_TOKENS - 1])
                 if not held(key):
                     self._put(tier, key, self._runner.read_state(slot, length))

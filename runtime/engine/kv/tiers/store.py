@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_KNOWN = 1 << 18  # names that are remembered
 _CLOSE_SECONDS = 5.0  # for chunks that are not written yet
-_AHEAD_BYTES = 1 << 25  # of chunks that are read before they are asked for
+_AHEAD_BYTES = 1 << 23  # of chunks that are read before they are asked for
 
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Content = TypeVar("Content")
 Result = TypeVar("Result")
@@ -26,7 +26,7 @@ class StoreReads(Generic[Content]):
     def __init__(self, fetch: Callable[[Sequence[bytes]], Generator[Content, None, None]], name: str) -> None:
         self._fetch = fetch
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._late: Future[object] | None = None
+        self._late: Future[Any] | None = None
         self._ahead: dict[bytes, Future[Content]] = {}  # in the order of the store's answers
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -92,7 +92,7 @@ class StoreReads(Generic[Content]):
         except TimeoutError:
             if future.done():  # the store's own
                 raise
-            self._late = future  # type: ignore[assignment] -- a Future is read only here
+            self._late = future
             raise TimeoutError(f"no answer within {1000 * seconds:.0f} ms") from None
 
     def _read(self, keys: Sequence[bytes]) -> None:

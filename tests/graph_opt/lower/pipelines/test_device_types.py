@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from lowered_forms import CONTEXT, decoder
 
 from carryall.contract import NUM_TOKENS, is_past
 from carryall.graph_opt.graph.edit import MICROSOFT, nodes_of
-from carryall.graph_opt.lower.kernels import CUDA
+from carryall.graph_opt.lower.kernels import CUDA, Kernels
 from carryall.graph_opt.lower.pipelines.slots import SlotOptions, slot_passes
 from carryall.graph_opt.lower.pipelines.standard import standard_passes
 from carryall.graph_opt.pipeline import pipeline
@@ -19,9 +20,16 @@ from carryall.graph_opt.pipeline import pipeline
 FP16, BF16 = ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 
 
-def lowered(family: str, form: str, folder: Path, compute: ir.DataType = FP16, **options: bool) -> ir.Model:
+def lowered(
+    family: str,
+    form: str,
+    folder: Path,
+    compute: ir.DataType = FP16,
+    kernels: Kernels = CUDA,
+    **options: bool,
+) -> ir.Model:
     model = decoder(family, form, folder)
-    chosen = SlotOptions(context_length=CONTEXT, kernels=CUDA, compute=compute, **options)  # type: ignore[arg-type]
+    chosen = SlotOptions(context_length=CONTEXT, kernels=kernels, compute=compute, **options)  # type: ignore[arg-type]
     return pipeline.run(model, slot_passes(chosen))[0]
 
 
@@ -70,3 +78,17 @@ def test_the_number_of_token_ids_is_stated(tmp_path: Path) -> None:
         assert lowered("llama", form, tmp_path).metadata_props[NUM_TOKENS] == "260"
     model = pipeline.run(decoder("gpt2", "float", tmp_path), standard_passes(CONTEXT))[0]
     assert model.metadata_props[NUM_TOKENS] == "260"
+
+
+@pytest.mark.parametrize(
+    ("form", "compute", "domain"),
+    [("int4", FP16, "carryall"), ("int4", BF16, MICROSOFT), ("int4-minima", FP16, MICROSOFT)],
+)
+def test_int4_products_of_float16_are_carryalls_where_it_has_a_kernel(
+    form: str, compute: ir.DataType, domain: str, tmp_path: Path
+) -> None:
+    own = dataclasses.replace(CUDA, int4_product=True)
+    graph = lowered("llama", form, tmp_path, compute, own).graph
+    products = [node for node in graph if node.op_type == "MatMulNBits"]
+    assert len(products) >= 8
+    assert {node.domain for node in products} == {domain}

@@ -291,7 +291,7 @@ def test_vllm_s_own_classes_read_and_answer_as_this_publisher_does(sockets: Any,
                 dealer.setsockopt(zmq.RCVTIMEO, 10_000)
                 dealer.setsockopt(zmq.LINGER, 0)
                 dealer.connect(f"ipc://{tmp_path}/{place}")
-                frames: list[bytes] = []
+                frames: list[list[bytes]] = []
                 while len(frames) < 2:  # until its thread has sent the batch
                     dealer.send_multipart([b"", bytes(8)])
                     frames = []

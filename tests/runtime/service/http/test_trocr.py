@@ -58,7 +58,7 @@ def test_fields_of_a_page_are_json(tmp_path: Path) -> None:
     assert json.loads(answer["choices"][0]["message"]["content"]) == recorded["json"]
     assert answer["usage"]["prompt_tokens"] == len(recorded["prompt"])
     assert refused.status_code == 400
-    assert "writes fields in tags" in refused.json()["error"]["message"]
+    assert "writes tags and places" in refused.json()["error"]["message"]
 
 
 @pytest.mark.long
