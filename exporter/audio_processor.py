@@ -6,19 +6,18 @@ As with image_processor.json, no value is left to the defaults of an installed l
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import CheckpointError, PackageError, UnsupportedModelError
 from ..records import dataclass
-from ..storage.writing import writing
 from . import audio
 from .config import RawConfig, integer, number, read_json, with_defaults
 from .image_processor import PREPROCESSOR_FILE
+from .processor_record import ProcessorRecord
 
 AUDIO_PROCESSOR_FILE = "audio_processor.json"
 _VERSION = 1
@@ -43,7 +42,7 @@ _RANGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AudioProcessor:
+class AudioProcessor(ProcessorRecord):
     """The content of audio_processor.json: log-mel spectra of windows.
 
     Args:
@@ -63,20 +62,12 @@ class AudioProcessor:
     size: int
     seconds: int
 
+    FILE: ClassVar[str] = AUDIO_PROCESSOR_FILE
+
     @property
     def frames(self) -> int:
         """Spectra of a window."""
         return self.seconds * self.rate // self.hop
-
-    def write(self, folder: Path) -> None:
-        """Write audio_processor.json.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        path = folder / AUDIO_PROCESSOR_FILE
-        with writing(path):
-            path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     def check(self) -> None:
         """Check the ranges of the values.
@@ -85,9 +76,7 @@ class AudioProcessor:
             ValueError: a value is out of its range.
         """
         for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise ValueError(f"'{name}' must be a whole number in [{low}, {high}], found {value!r}")
+            self.check_range(name, low, high)
 
 
 def hears(raw: RawConfig) -> bool:

@@ -32,7 +32,7 @@ from .family import normalised_config
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import gguf_tokenizer
 from .image_processor import SIDE_FILES, ImageProcessor, has_tower, image_processor, tower_module
-from .package import AUDIO_FILE, VISION_FILE, Package, fingerprint
+from .package import AUDIO_FILE, TEXT_ENCODER_FILE, VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
 from .safetensors_files import safetensors_of
@@ -134,16 +134,19 @@ def sight(
     """
     processor: ImageProcessor | AudioProcessor
     if has_tower(raw):
-        processor, file = image_processor(source, raw), VISION_FILE
-        model = tower_module(raw).vision_model(raw, Checkpoint(source, tensors))
+        processor, module = image_processor(source, raw), tower_module(raw)
+        models = {VISION_FILE: module.vision_model(raw, Checkpoint(source, tensors))}
+        if processor.text_use == "asks":
+            models[TEXT_ENCODER_FILE] = module.text_encoder_model(raw, Checkpoint(source, tensors))
     elif hears(raw):
-        processor, file = audio_processor(source, raw), AUDIO_FILE
-        model = audio_module(raw).audio_model(raw, Checkpoint(source, tensors))
+        processor = audio_processor(source, raw)
+        models = {AUDIO_FILE: audio_module(raw).audio_model(raw, Checkpoint(source, tensors))}
     else:
         return None
 
     def write(folder: Path) -> None:
-        save_model(model, folder / file)
+        for file, model in models.items():
+            save_model(model, folder / file)
         processor.write(folder)
         for name in SIDE_FILES:
             if (source / name).is_file():

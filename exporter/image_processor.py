@@ -7,17 +7,16 @@ holds the resolved values, so that the pixels of a picture never depend on an in
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from ..errors import CheckpointError, PackageError, UnsupportedModelError
 from ..records import dataclass
-from ..storage.writing import writing
 from .config import RawConfig, module_name, read_json
+from .processor_record import ProcessorRecord
 
 IMAGE_PROCESSOR_FILE = "image_processor.json"
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
@@ -40,7 +39,7 @@ TextUse = Literal["refused", "begins", "asks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageProcessor:
+class ImageProcessor(ProcessorRecord):
     """The content of image_processor.json that all families have; each adds the sizes of its geometry.
 
     Args:
@@ -72,6 +71,7 @@ class ImageProcessor:
     texts: Mapping[str, str] = field(default_factory=dict)
     video_token_id: int = -1
 
+    FILE: ClassVar[str] = IMAGE_PROCESSOR_FILE
     text_use: ClassVar[TextUse] = "refused"
     whole_units: ClassVar[bool] = True  # whether attention may span a unit, whose patches are limited then
 
@@ -100,16 +100,6 @@ class ImageProcessor:
     def constants(self) -> int:
         """Number of last rows of every run of ``vision.onnx`` that are the same for all pictures."""
         return 0
-
-    def write(self, folder: Path) -> None:
-        """Write image_processor.json.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        path = folder / IMAGE_PROCESSOR_FILE
-        with writing(path):
-            path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     def check(self) -> None:
         """Check the ranges of the values.
@@ -143,9 +133,7 @@ class ImageProcessor:
             ValueError: one is not.
         """
         for name in names:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise ValueError(f"'{name}' must be an integer in [1, {most}], found {value!r}")
+            self.check_range(name, 1, most)
 
     def check_texts(self, *names: str) -> None:
         """Check that ``texts`` has these, and none is empty.

@@ -145,6 +145,13 @@ class Tower(EncoderLayers):
         joined = self.op("Gather", x, self.patches_of_tokens(k), axis=0)
         return self.op("Reshape", joined, self.ints(-1, k * (size or self.config.hidden_size)))
 
+    def mean_of(self, x: ir.Value, k: int) -> ir.Value:
+        """Return the mean of the states of each token, [tokens, hidden]; see ``merged``."""
+        if k == 1:
+            return self.merged(x, 1)
+        parts = self.op("Gather", x, self.patches_of_tokens(k), axis=0)
+        return self.op("ReduceMean", parts, self.ints(1), keepdims=0)
+
     def patches_of_tokens(self, k: int | str) -> ir.Value:
         """Return the input ``merged_patches`` int64 [tokens, k]; a name says that k is not known."""
         for value in self.graph.inputs:

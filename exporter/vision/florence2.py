@@ -1,8 +1,8 @@
-"""``vision.onnx`` of Florence-2 (https://arxiv.org/abs/2311.06242): a DaViT and the encoder of a BART.
+"""``vision.onnx`` and ``text_encoder.onnx`` of Florence-2 (https://arxiv.org/abs/2311.06242).
 
-The encoder reads the states of a picture and behind them a text, and a decoder attends to its rows. DaViT,
-https://arxiv.org/abs/2204.03645, attends within windows, and between channels. A picture has one size and
-is one patch.
+The tower is a DaViT. The encoder of a BART reads its states and behind them a text, and a decoder attends to
+its rows. DaViT, https://arxiv.org/abs/2204.03645, attends within windows, and between channels. A picture has
+one size and is one patch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from ...contract import IMAGE_STATES, INPUT_IDS
+from ...contract import ENCODER_STATES, IMAGE_STATES, INPUT_IDS
 from ...errors import CheckpointError, UnsupportedModelError
 from ...records import dataclass
 from ..config import RawConfig, integer, mapping, number, read_json, with_defaults
+from ..encoders.encoder import EncoderConfig, EncoderLayers
 from ..encoders.tower import Tower, tower_config
 from ..encoders.windows import Windows
 from ..image_processor import (
@@ -206,28 +207,15 @@ def _vision(raw: RawConfig) -> RawConfig:
 
 
 def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
-    """Build the graph, with lazily read weights; see ``encoders/tower.py``.
-
-    It takes one picture and the input ``input_ids`` int64 [text]: the tokens that follow its states.
+    """Build the graph of the tower, with lazily read weights; see ``encoders/tower.py``.
 
     Raises:
         CheckpointError: the configuration, a weight or the processor is damaged or missing.
         UnsupportedModelError: an option is not supported.
     """
-    vision, text = _vision(raw), text_part(raw)
+    vision = _vision(raw)
     edge = read_checkpoint_processor(checkpoint.source, raw).patch  # config.json does not state it
-    every, width = stages(raw, edge), integer(text, "d_model")
-    config = tower_config(
-        raw,
-        vision,
-        hidden_size=width,
-        intermediate_size=integer(text, "encoder_ffn_dim"),
-        num_layers=integer(text, "encoder_layers"),
-        num_heads=integer(text, "encoder_attention_heads"),
-        hidden_act=str(text["activation_function"]),
-        norm_eps=_EPSILON,
-        attention_bias=bool(vision["qkv_bias"]),
-    )
+    every, config = stages(raw, edge), _config(raw)
     net = Tower(config, checkpoint, (3, edge, edge))
     x = net.op("Reshape", net.pixels, net.ints(-1, 3, edge, edge))
     with net.scope("model.vision_tower"):
@@ -240,9 +228,42 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
                     x = davit.layer(x)
     with net.scope("model.multi_modal_projector"):
         x = net.merged(_projected(net, x, every[-1], vision), 1)
-    states = _text_encoder(net, x, text)
-    net.output(states, IMAGE_STATES, ir.DataType.FLOAT, ("tokens", width))
+    net.output(x, IMAGE_STATES, ir.DataType.FLOAT, ("tokens", config.hidden_size))
     return net.model()
+
+
+def text_encoder_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
+    """Build ``text_encoder.onnx``, with lazily read weights.
+
+    It maps the states of a picture, ``image_states`` float32 [tokens, width], and the tokens behind them,
+    ``input_ids`` int64 [text], to the rows that the decoder attends to, ``encoder_hidden_states`` [tokens +
+    text, width].
+
+    Raises:
+        CheckpointError: the configuration or a weight is damaged or missing.
+        UnsupportedModelError: an option is not supported.
+    """
+    config = _config(raw)
+    net = EncoderLayers(config, checkpoint)
+    x = net.input(IMAGE_STATES, ir.DataType.FLOAT, ("tokens", config.hidden_size))
+    states = _text_encoder(net, x, text_part(raw))
+    net.output(states, ENCODER_STATES, ir.DataType.FLOAT, ("rows", config.hidden_size))
+    return net.model()
+
+
+def _config(raw: RawConfig) -> EncoderConfig:
+    vision, text = _vision(raw), text_part(raw)
+    return tower_config(
+        raw,
+        vision,
+        hidden_size=integer(text, "d_model"),
+        intermediate_size=integer(text, "encoder_ffn_dim"),
+        num_layers=integer(text, "encoder_layers"),
+        num_heads=integer(text, "encoder_attention_heads"),
+        hidden_act=str(text["activation_function"]),
+        norm_eps=_EPSILON,
+        attention_bias=bool(vision["qkv_bias"]),
+    )
 
 
 class _DaVit:
@@ -353,7 +374,7 @@ def _projected(net: Tower, x: ir.Value, last: Stage, vision: RawConfig) -> ir.Va
     return net.layer_norm("image_proj_norm", x)
 
 
-def _text_encoder(net: Tower, x: ir.Value, text: RawConfig) -> ir.Value:
+def _text_encoder(net: EncoderLayers, x: ir.Value, text: RawConfig) -> ir.Value:
     """Return the rows of a picture's states x [rows, hidden] and of the text behind them."""
     hidden = net.config.hidden_size
     ids = net.input(INPUT_IDS, ir.DataType.INT64, ("text",))
@@ -374,7 +395,7 @@ def _text_encoder(net: Tower, x: ir.Value, text: RawConfig) -> ir.Value:
     return net.op("Reshape", x, net.ints(-1, hidden))
 
 
-def _text_layer(net: Tower, x: ir.Value) -> ir.Value:
+def _text_layer(net: EncoderLayers, x: ir.Value) -> ir.Value:
     c, hidden, inner = net.config, net.config.hidden_size, net.config.intermediate_size
     with net.scope("self_attn"):
         q, k, v = (net.linear(name, x, hidden, hidden) for name in ("q_proj", "k_proj", "v_proj"))

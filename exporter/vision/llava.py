@@ -150,11 +150,16 @@ def processor_of(
     )
 
 
-def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
+def vision_model(raw: RawConfig, checkpoint: Checkpoint, *, joined: int = 1) -> ir.Model:
     """Build the graph, with lazily read weights; see ``encoders/tower.py``.
 
     A state of a whole tile is that of a patch of zeros at position 0. If the checkpoint has a row for the
     ends of rows of tiles, it is the last row of the output.
+
+    Args:
+        raw: the content of config.json.
+        checkpoint: the weights.
+        joined: patches whose mean becomes a token.
 
     Raises:
         CheckpointError: the configuration or a weight is damaged or missing.
@@ -181,7 +186,7 @@ def vision_model(raw: RawConfig, checkpoint: Checkpoint) -> ir.Model:
     width = integer(decoder_part(raw), "hidden_size")
     with net.scope(f"{first}multi_modal_projector"):
         bias = bool(raw.get("multimodal_projector_bias", True))
-        x = net.linear("linear_1", net.merged(x, 1), hidden, width, bias=bias)
+        x = net.linear("linear_1", net.mean_of(x, joined), hidden, width, bias=bias)
         x = net.activation(x, str(raw.get("projector_hidden_act", "gelu")))
         states = net.linear("linear_2", x, width, width, bias=bias)
     newline = f"{first}image_newline"

@@ -18,6 +18,8 @@ import onnx_ir as ir
 
 from ...contract import (
     ATTENTION_MASK,
+    ENCODER_MASK,
+    ENCODER_STATES,
     INPUT_IDS,
     LOGITS,
     LOGITS_POSITIONS,
@@ -25,6 +27,7 @@ from ...contract import (
     SEQLENS_K,
     TOTAL_SEQUENCE_LENGTH,
     is_past,
+    is_past_encoder,
     is_past_state,
     present_of,
 )
@@ -36,6 +39,7 @@ from ..passes.importing.lift_attention import attended_sizes
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
+_ENCODER_ROWS = 16
 _TOKENS = {INPUT_IDS, ATTENTION_MASK, POSITION_IDS}
 _CACHE_TYPES: dict[str, Any] = {
     "tensor(float)": np.float32,
@@ -175,6 +179,7 @@ class PortableRunner(GraphRunner):
             LOGITS_POSITIONS: np.broadcast_to(np.arange(width), (len(rows), width)).copy(),
         }
         feed = {name: value for name, value in feed.items() if name in self.inputs} | past
+        feed |= self._encoder_rows(len(rows))
         with running(self.name):
             results = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
         for number, row in enumerate(rows):
@@ -186,6 +191,24 @@ class PortableRunner(GraphRunner):
                 name: results[present_of(name)][number : number + 1] for name in self.state_names
             }
         return {row: results[LOGITS][number, -len(rows[row]) :] for number, row in enumerate(rows)}
+
+    def _encoder_rows(self, batch: int) -> dict[str, Array]:
+        """Return rows of an encoder, if the graph attends to any: the same random ones in every run.
+
+        A run that brings them anew computes what one does that finds their keys and values in its caches.
+        """
+        if ENCODER_STATES not in self.inputs:
+            return {}
+        states = self.inputs[ENCODER_STATES]
+        rows = np.random.default_rng(0).standard_normal((1, _ENCODER_ROWS, states.shape[-1]))
+        feed: dict[str, Array] = {
+            ENCODER_STATES: np.repeat(rows.astype(_CACHE_TYPES[states.type]), batch, axis=0),
+            ENCODER_MASK: np.ones((batch, _ENCODER_ROWS), np.int64),
+        }
+        for name in filter(is_past_encoder, self.inputs):
+            _, heads, _, size = self.inputs[name].shape
+            feed[name] = np.zeros((batch, heads, 0, size), _CACHE_TYPES[self.inputs[name].type])
+        return feed
 
 
 class WholeRunner(GraphRunner):

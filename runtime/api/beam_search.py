@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ...errors import InvalidSamplingError, PromptTooLongError, ProviderRuntimeError
+from ...providers.base import EncoderOutput
 from ..engine.requests.output_text import OutputText
 from ..engine.requests.prompt_images import PromptImages
 from ..engine.sampling.beam_search import Beam, BeamSearch, BeamSearchOptions
@@ -18,13 +19,14 @@ from ..types.outputs import CompletionOutput, RequestOutput
 from ..types.sampling_params import MAX_LOGPROBS, SamplingParams
 from .prompts import ChatPrompt, Prompt
 
+Seen = tuple[PromptImages | None, EncoderOutput | None]
 Generate = Callable[[list[Prompt], SamplingParams], list[RequestOutput]]
 
 
 def beam_search(
     generate: Generate,
     prompts: Sequence[Sequence[int]],
-    images: Sequence[PromptImages | None],
+    seen: Sequence[Seen],
     options: BeamSearchOptions,
     end_token_ids: Collection[int],
     context_length: int,
@@ -35,7 +37,7 @@ def beam_search(
     Args:
         generate: runs requests, given prompts and options.
         prompts: token ids of each prompt.
-        images: the pictures of each prompt.
+        seen: the pictures of each prompt, in it or in its encoder.
         options: options of the search.
         end_token_ids: tokens that finish a beam.
         context_length: maximum tokens of prompt and output together.
@@ -64,7 +66,7 @@ def beam_search(
     while any(not search.done for search in searches):
         open_searches = [i for i, search in enumerate(searches) if not search.done]
         beams = [(i, beam) for i in open_searches for beam in searches[i].running]
-        asked = [_prompt([*prompts[i], *beam.token_ids], images[i]) for i, beam in beams]
+        asked = [_prompt([*prompts[i], *beam.token_ids], seen[i]) for i, beam in beams]
         states = generate(asked, params)
         found = iter([_logprobs(state) for state in states])
         for i in open_searches:
@@ -73,8 +75,11 @@ def beam_search(
     return [_output(i, prompt, search, tokenizer) for i, (prompt, search) in enumerate(outputs)]
 
 
-def _prompt(token_ids: list[int], images: PromptImages | None) -> Prompt:
-    return token_ids if images is None else ChatPrompt(token_ids, lambda: None, images=images)
+def _prompt(token_ids: list[int], seen: Seen) -> Prompt:
+    images, encoder = seen
+    if images is None and encoder is None:
+        return token_ids
+    return ChatPrompt(token_ids, lambda: None, images=images, encoder=encoder)
 
 
 def _logprobs(state: RequestOutput) -> dict[int, float]:

@@ -27,7 +27,7 @@ from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
 from .beam_search import beam_search
 from .embedding import Pooling, check_pooling, embedding_questions, encoded_tokens
-from .prompts import EncodedPrompt, Prompt, images_of, listed_prompts
+from .prompts import EncodedPrompt, Prompt, encoder_of, images_of, listed_prompts
 from .requests import RequestFactory
 from .scoring import (
     RERANK_INSTRUCTION,
@@ -265,7 +265,7 @@ class LLM(TextModel):
         return beam_search(
             self.generate,
             [self.requests.token_ids(prompt) for prompt in listed],
-            [images_of(prompt) for prompt in listed],
+            [(images_of(prompt), encoder_of(prompt)) for prompt in listed],
             options or BeamSearchOptions(),
             self.requests.end_token_ids,
             self.context_length,

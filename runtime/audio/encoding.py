@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from ...exporter.audio_processor import AudioProcessor
 from ...providers.base import EncoderOutput
+from ..process.kept import Kept
 from .features import Spectra
 
 CACHE_BYTES = 128 * 2**20
@@ -35,9 +35,9 @@ class AudioEncoder:
         run: Callable[[Spectra], npt.NDArray[np.float32]],
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self.processor, self._run, self._room = processor, run, cache_bytes
+        self.processor, self._run = processor, run
         self.num_encoded = 0
-        self._kept: OrderedDict[bytes, EncoderOutput] = OrderedDict()
+        self._kept = Kept[EncoderOutput](lambda output: output.states.nbytes, cache_bytes)
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
     def clear(self) -> None:
@@ -61,14 +61,9 @@ class AudioEncoder:
         key.update(window.tobytes())
         name = key.digest()
         with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
+            if (known := self._kept.get(name)) is not None:
+                return known
             output = EncoderOutput(name, np.ascontiguousarray(self._run(window[None])[0]))
             self.num_encoded += 1
-            self._kept[name] = output
-            while (
-                sum(each.states.nbytes for each in self._kept.values()) > self._room and len(self._kept) > 1
-            ):
-                self._kept.popitem(last=False)
+            self._kept.put(name, output)
             return output

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -16,10 +15,11 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import INPUT_IDS
+from ...contract import IMAGE_STATES, INPUT_IDS
 from ...errors import RequestError
 from ...exporter.image_processor import ImageProcessor
 from ...records import dataclass
+from ..process.kept import Kept
 from .opening import Pixels, open_picture, read_picture
 from .units import Ids, Prepared, UnitInputs, Values, joined, unit_key, unit_size
 from .video import Video
@@ -107,6 +107,7 @@ class ImageEncoder:
         processor: how pictures are prepared.
         run: runs ``vision.onnx``; returns ``image_states`` float32 [tokens, hidden].
         cache_bytes: most bytes of kept results; the least recently used go first.
+        read: runs ``text_encoder.onnx``; None if the encoder reads no texts.
 
     Attributes:
         num_encoded: units that were computed, which those of the cache are not.
@@ -117,15 +118,15 @@ class ImageEncoder:
         processor: ImageProcessor,
         run: Callable[[Mapping[str, npt.NDArray[Any]]], States],
         cache_bytes: int = CACHE_BYTES,
+        read: Callable[[Mapping[str, npt.NDArray[Any]]], States] | None = None,
     ) -> None:
-        self.processor, self._run, self._room = processor, run, cache_bytes
+        self.processor, self._run, self._read = processor, run, read
         name = f"{__package__}.{processor.family}"
         self._geometry = cast(Geometry, importlib.import_module(name))
         self.num_encoded = 0
-        self._kept: OrderedDict[bytes, States] = OrderedDict()
+        self._kept = Kept[States](lambda states: states.nbytes, cache_bytes)
         self._constants: list[States] = []  # rows that are the same for all pictures, once they are known
-        self._bytes = 0
-        self._prepared: OrderedDict[bytes, Picture] = OrderedDict()
+        self._prepared = Kept[Picture](lambda picture: picture.num_bytes, PREPARED_BYTES)
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
     def prepare(self, source: Any, *, several: bool = False, salt: str = "") -> Picture:
@@ -143,16 +144,15 @@ class ImageEncoder:
         if isinstance(source, str | os.PathLike):
             source = read_picture(Path(source))
         name = _source_key(source, several, salt)
+        if name is None:
+            return self._made(source, several=several)
         with self._lock:
-            if name is not None and name in self._prepared:
-                self._prepared.move_to_end(name)
-                return self._prepared[name]
+            known = self._prepared.get(name)
+        if known is not None:
+            return known
         picture = self._made(source, several=several)
-        if name is not None:
-            with self._lock:
-                self._prepared[name] = picture
-                while sum(each.num_bytes for each in self._prepared.values()) > PREPARED_BYTES:
-                    self._prepared.popitem(last=False)
+        with self._lock:
+            self._prepared.put(name, picture)
         return picture
 
     def _made(self, source: Any, *, several: bool) -> Picture:
@@ -194,25 +194,25 @@ class ImageEncoder:
         count = sum(map(prepared.text.count, self.processor.tokens))
         return Picture(key.digest(), prepared, count, size, place, num_frames)
 
-    def states(self, picture: Picture, salt: str = "", text: Sequence[int] = ()) -> States:
+    def states(self, picture: Picture, salt: str = "") -> States:
         """Return the rows [tokens, hidden] of a picture; units that are known are not computed.
 
         Args:
             picture: of this encoder.
             salt: only results of the same salt are known, so that time tells no tenant of others' pictures.
-            text: tokens that the encoder reads behind it, if it reads any.
 
         Raises:
             ProviderRuntimeError: the run failed.
         """
         units, order, weights = picture.prepared.units, picture.prepared.rows, picture.prepared.weights
-        keys = [unit_key(unit, f"{salt} {list(text)}" if text else salt) for unit in units]
+        keys = [unit_key(unit, salt) for unit in units]
         with self._lock:
-            rows = {key: self._kept[key] for key in keys if key in self._kept}
+            rows = {key: states for key in keys if (states := self._kept.get(key)) is not None}
             missing = {key: unit for key, unit in zip(keys, units, strict=True) if key not in rows}
             for part in _runs(missing):
-                rows |= zip(part, self._encode([missing[name] for name in part], text), strict=True)
-            self._keep(rows)
+                rows |= zip(part, self._encode([missing[name] for name in part]), strict=True)
+            for key, states in rows.items():
+                self._kept.put(key, states)
             height, width = picture.size
             _log.debug(
                 "a picture of %d x %d pixels: %d of %d units computed, %d in all",
@@ -223,6 +223,27 @@ class ImageEncoder:
             return states
         return states[order] if weights is None else np.einsum("tkh,tk->th", states[order], weights)
 
+    def read(self, picture: Picture, text: Sequence[int], salt: str = "") -> States:
+        """Return the rows of a picture and of tokens behind it, for an encoder that reads texts.
+
+        The arguments are those of ``states``; results are kept likewise.
+
+        Raises:
+            ProviderRuntimeError: a run failed.
+        """
+        if self._read is None:
+            raise AssertionError("unreachable: only an encoder that reads texts is given one")
+        states = self.states(picture, salt)
+        tokens = np.array(text, np.int64)
+        name = f"{len(tokens)} {salt}".encode()
+        key = hashlib.blake2b(picture.key + tokens.tobytes() + name, digest_size=32).digest()
+        with self._lock:
+            rows = self._kept.get(key)
+            if rows is None:
+                rows = self._read({IMAGE_STATES: states, INPUT_IDS: tokens})
+                self._kept.put(key, rows)
+        return rows
+
     @property
     def geometry(self) -> Any:
         """The module of the family; see ``Geometry``."""
@@ -232,29 +253,15 @@ class ImageEncoder:
         """Return the inputs of ``vision.onnx`` for units of pictures, which run together."""
         return joined([self._geometry.inputs(self.processor, unit) for unit in units])
 
-    def _encode(self, units: Sequence[Values], text: Sequence[int] = ()) -> Sequence[States]:
-        """Run units together, or one with a text."""
+    def _encode(self, units: Sequence[Values]) -> Sequence[States]:
+        """Run units together."""
         inputs = [self._geometry.inputs(self.processor, unit) for unit in units]
-        feeds = joined(inputs)
-        if text:
-            feeds[INPUT_IDS] = np.array(text, np.int64)
-        states = self._run(feeds)
+        states = self._run(joined(inputs))
         if count := self.processor.constants:
             states, self._constants = states[:-count], [states[-count:]]
         self.num_encoded += len(units)
         ends = np.cumsum([len(unit.merged) for unit in inputs])[:-1]
         return [part.copy() for part in np.split(states, ends)]
-
-    def _keep(self, rows: Mapping[bytes, States]) -> None:
-        for key, states in rows.items():
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                continue
-            self._kept[key] = states
-            self._bytes += states.nbytes
-        while self._bytes > self._room:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.nbytes
 
 
 def _source_key(source: Any, several: bool, salt: str) -> bytes | None:

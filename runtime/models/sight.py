@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...contract import DEEP_STATES, GROUPS, IMAGE_STATES
+from ...contract import DEEP_STATES, ENCODER_STATES, GROUPS, IMAGE_STATES
 from ...errors import ProviderRuntimeError, RequestError
 from ...exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
-from ...exporter.package import VISION_FILE
+from ...exporter.package import TEXT_ENCODER_FILE, VISION_FILE
 from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
 from ...graph_opt.quantize.algorithms.rotation import Rotation
 from ...providers import get_provider
@@ -53,17 +53,26 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, info: R
     parts = 1 + len(json.loads(source.graph.metadata_props.get(DEEP_STATES, "[]")))
     turned = Rotation(width // parts).after if rotated else np.asarray
     target = get_provider(provider)
-    graph = tower_graph(folder / VISION_FILE, target, config)
+
+    def opened(file: str) -> Any:
+        graph = tower_graph(folder / file, target, config)
+        # Its threads have the priority of the one that opens it.
+        return at_lower_priority(lambda: target.session(graph, config))
+
+    reads = (folder / TEXT_ENCODER_FILE).is_file()
     return open_tower(
         folder,
-        # Its threads have the priority of the one that opens it.
-        at_lower_priority(lambda: target.session(graph, config)),
+        opened(VISION_FILE),
         lambda states: turned(states.reshape(-1, width // parts)).reshape(states.shape),
+        opened(TEXT_ENCODER_FILE) if reads else None,
     )
 
 
 def open_tower(
-    folder: Path, session: Any, change: Callable[[States], States] = lambda states: states
+    folder: Path,
+    session: Any,
+    change: Callable[[States], States] = lambda states: states,
+    text_session: Any = None,
 ) -> ImageEncoder:
     """Open ``image_processor.json`` of a folder.
 
@@ -71,6 +80,7 @@ def open_tower(
         folder: the folder.
         session: runs its ``vision.onnx``.
         change: applied to its results.
+        text_session: runs its ``text_encoder.onnx``; None if there is none.
 
     Raises:
         PackageError: the file is damaged.
@@ -80,11 +90,18 @@ def open_tower(
     def run(feeds: Mapping[str, npt.NDArray[Any]]) -> States:
         if (feeds.get(GROUPS, _NONE) < 0).any():
             raise ProviderRuntimeError("units of different shapes are in one run of a tower for full groups")
-        try:
-            # Requests that decode meanwhile go first.
-            states: States = at_lower_priority(lambda: session.run([IMAGE_STATES], dict(feeds))[0])
-        except Exception as error:  # onnxruntime raises errors of many types
-            raise ProviderRuntimeError(f"{VISION_FILE} failed: {error}") from error
-        return change(states)
+        return change(_result(session, IMAGE_STATES, feeds, VISION_FILE))
 
-    return ImageEncoder(processor, run)
+    def read(feeds: Mapping[str, npt.NDArray[Any]]) -> States:
+        return _result(text_session, ENCODER_STATES, feeds, TEXT_ENCODER_FILE)
+
+    return ImageEncoder(processor, run, read=None if text_session is None else read)
+
+
+def _result(session: Any, name: str, feeds: Mapping[str, npt.NDArray[Any]], file: str) -> States:
+    """Return an output of a session of ``file``, while requests that decode go first."""
+    try:
+        states: States = at_lower_priority(lambda: session.run([name], dict(feeds))[0])
+    except Exception as error:  # onnxruntime raises errors of many types
+        raise ProviderRuntimeError(f"{file} failed: {error}") from error
+    return states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...contract import IMAGE_STATES, INPUT_IDS
 from ...errors import UsageError
 from ...exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
-from ...exporter.package import TOKENIZER_FILE, VISION_FILE, Package
+from ...exporter.package import TEXT_ENCODER_FILE, TOKENIZER_FILE, VISION_FILE, Package
 from ...graph_opt.compare.bars import Bars
 from ...graph_opt.compare.report import VerifyReport
 from ...graph_opt.compare.verify import verify as verify_graphs
+from ...graph_opt.graph.load import load_model
 from ...progress import Progress, phase
 from ...records import dataclass
 from ...reports import Report
@@ -30,6 +33,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 MOST_STEPS = 100_000
 _SIZES = ((64, 96), (120, 50), (33, 33))  # of the pictures that towers are compared on
+_TEXT, _STATES = 8, 5  # tokens, and states of a picture in front of them
 _MOST_UNITS = 2  # of each picture, since a unit may take seconds
 
 
@@ -39,7 +43,7 @@ class VerificationReport(Report):
 
     Attributes:
         found: the differences of each output, the inputs, and the bars (tolerances).
-        tower: the same of ``vision.onnx``; None unless both are packages that see.
+        tower: the same of ``vision.onnx`` and ``text_encoder.onnx``; None unless both are packages that see.
     """
 
     found: VerifyReport
@@ -158,13 +162,32 @@ def _tower_report(names: tuple[str, str], bars: Bars | None, progress: Progress)
     encoder = open_tower(paths[0], session=None)
     rng = np.random.default_rng(0)
     pictures = [encoder.prepare(rng.integers(0, 256, (*size, 3), np.uint8)) for size in _SIZES]
-    return verify_graphs(
+    report = verify_graphs(
         paths[0] / VISION_FILE,
         paths[1] / VISION_FILE,
         [encoder.feeds(picture.prepared.units[:_MOST_UNITS]) for picture in pictures],
         bars,
         names=(f"{names[0]}: {VISION_FILE}", f"{names[1]}: {VISION_FILE}"),
         progress=progress,
+    )
+    readers = [path / TEXT_ENCODER_FILE for path in paths]
+    if not readers[0].is_file():
+        return report
+    width = load_model(readers[0]).graph.inputs[0].shape[-1]
+    read = verify_graphs(
+        *readers,
+        [
+            {
+                IMAGE_STATES: rng.standard_normal((_STATES, width)).astype(np.float32),
+                INPUT_IDS: np.arange(_TEXT),
+            }
+        ],
+        bars,
+        names=(f"{names[0]}: {TEXT_ENCODER_FILE}", f"{names[1]}: {TEXT_ENCODER_FILE}"),
+        progress=progress,
+    )
+    return dataclasses.replace(
+        report, outputs={**report.outputs, **read.outputs}, inputs=(*report.inputs, *read.inputs)
     )
 
 

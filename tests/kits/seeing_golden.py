@@ -25,7 +25,15 @@ Array = npt.NDArray[Any]
 # Further files are of the one picture whose tokens depend on whether there are others.
 FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-    *("llava", "llava_next", "llava_onevision", "llava_onevision-alone", "internvl", "mistral3"),
+    *(
+        "llava",
+        "llava_next",
+        "llava_next_video",
+        "llava_onevision",
+        "llava_onevision-alone",
+        "internvl",
+        "mistral3",
+    ),
     *("lighton_ocr", "llava+pixtral"),
     *("gemma3", "gemma3+crops", "gemma4", "gemma4+joined"),
     *("qwen3_5", "qwen3_5_moe", "paddleocr_vl", "glm_ocr", "lfm2_vl"),
@@ -121,7 +129,11 @@ def _processor(checkpoint: Path, model_type: str, tokenizer: Any) -> Any:
     # The video processors need torchvision, which would also replace Pillow in those of pictures.
     base = _pixtral_processor() if name == "PixtralProcessor" else getattr(transformers, name)
     kind = type(name, (base,), {"check_argument_for_proper_class": _anything})
-    video = {"video_processor": None} if name.startswith(("Qwen", "LlavaOne", "Intern", "Glm")) else {}
+    video = (
+        {"video_processor": None}
+        if name.startswith(("Qwen", "LlavaOne", "LlavaNextVideo", "Intern", "Glm"))
+        else {}
+    )
     video |= {"feature_extractor": None, "video_processor": None} if name == "Gemma4Processor" else {}
     return kind(image_processor=images.from_pretrained(checkpoint), tokenizer=tokenizer, **video, **options)
 

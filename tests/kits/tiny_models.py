@@ -110,6 +110,7 @@ CONFIGS: dict[str, Config] = {
     "smolvlm": {"text_config": {"model_type": "llama", **_LLAMA}},
     "llava": {"text_config": {"model_type": "llama", **_LLAMA}},
     "llava_next": {"text_config": {"model_type": "mistral", **_LLAMA, "sliding_window": 5}},
+    "llava_next_video": {"text_config": {"model_type": "llama", **_LLAMA}},
     "lighton_ocr": {
         "text_config": {"model_type": "qwen3", **_LLAMA, "head_dim": 16, "tie_word_embeddings": True}
     },
@@ -409,7 +410,9 @@ _SHAPES: dict[str, Callable[[Mapping[str, Any]], Shapes]] = {
     "gemma3_text": _gemma3_shapes,
     "gemma3": _gemma3_seeing_shapes,
     "idefics3": _idefics3_shapes,
-    **dict.fromkeys(("llava", "llava_next", "llava_onevision", "internvl"), _llava_shapes),
+    **dict.fromkeys(
+        ("llava", "llava_next", "llava_next_video", "llava_onevision", "internvl"), _llava_shapes
+    ),
     "qwen2_vl": lambda config: _llama_shapes({**config, "model_type": "qwen2"}),
     "qwen2_5_vl": lambda config: _layered(
         config["text_config"],

@@ -34,6 +34,8 @@ PAGES_PATH = FOLDER.parents[1] / "corpora" / "images" / "donut_pages.json"
 # Tasks and the beginnings of answers, of which a tiny random model is given some.
 PROMPTS = ("<s_cord-v2>", "<s_cord-v2><s_name>Tea</s_name><s_price>")
 PROMPTED_PATH = FOLDER / "donut-prompted.json"
+BEAMS, BEAM_TOKENS, BEAM_CASES = 3, 8, ("vit", "donut")
+BEAMS_PATH = FOLDER / "trocr-beams.json"
 DONUTS = ("donut", "donut-odd")
 
 
@@ -109,6 +111,38 @@ def page_digests(case: str) -> dict[str, str]:
     }
 
 
+def beams_of(case: str) -> dict[str, Any]:
+    """Return what a search of transformers with ``BEAMS`` beams writes down of the second picture.
+
+    Returns:
+        ``tokens``, those of the best beam without the first token; ``logprob``, its sum of log-probabilities.
+    """
+    import torch
+    import transformers
+
+    name = {"vit": "ViT", "deit": "DeiT", "donut-swin": "Donut"}[CASES[case][0]["model_type"]]
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = write_trocr(Path(folder), case, SEED)
+        processor = getattr(transformers, f"{name}ImageProcessorPil").from_pretrained(checkpoint)
+        model = transformers.VisionEncoderDecoderModel.from_pretrained(
+            checkpoint, attn_implementation="eager"
+        )
+    pixels = processor(pictures()[1:], return_tensors="pt")["pixel_values"]
+    with torch.inference_mode():
+        found = model.eval().generate(
+            pixels,
+            decoder_input_ids=torch.tensor([[CASES[case][1]["decoder_start_token_id"]]]),
+            num_beams=BEAMS,
+            do_sample=False,
+            max_new_tokens=BEAM_TOKENS,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    tokens = found.sequences[0, 1:].tolist()
+    # The score of a beam is its sum of log-probabilities over its length.
+    return {"tokens": tokens, "logprob": float(found.sequences_scores[0]) * len(tokens)}
+
+
 def prompted_answer(checkpoint: Path, prompt: str) -> dict[str, Any]:
     """Return what transformers generates greedily of the second picture behind a prompt.
 
@@ -147,6 +181,8 @@ def prompted_answer(checkpoint: Path, prompt: str) -> dict[str, Any]:
 
 def main() -> None:
     """Record the files."""
+    beams = {case: beams_of(case) for case in BEAM_CASES}
+    BEAMS_PATH.write_text(json.dumps(beams, indent=1) + "\n", encoding="utf-8")
     pages = {case: page_digests(case) for case in DONUTS}
     PAGES_PATH.write_text(json.dumps(pages, indent=1) + "\n", encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:

@@ -21,9 +21,9 @@ from vision_golden import golden_path, picture
 
 Array = npt.NDArray[Any]
 
-FAMILIES = ("smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+FAMILIES = ("smolvlm", "llava_next_video", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 QUESTION, FPS, NEW_TOKENS, SEED = "What happens?", 4, 16, 1
-_SIZES = {"smolvlm": (32, 32)}
+_SIZES = {"smolvlm": (32, 32), "llava_next_video": (32, 32)}
 _QWEN = {
     "video_processor_type": "Qwen2VLVideoProcessor",
     "patch_size": 8,
@@ -42,6 +42,11 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "video_processor_type": "SmolVLMVideoProcessor",
         "size": {"longest_edge": 32},
         "max_image_size": {"longest_edge": 32},
+    },
+    "llava_next_video": {
+        "video_processor_type": "LlavaNextVideoVideoProcessor",
+        "size": {"shortest_edge": 32},
+        "crop_size": {"height": 32, "width": 32},
     },
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,

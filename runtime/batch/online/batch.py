@@ -11,13 +11,13 @@ from typing import Any
 
 from ....errors import RequestError
 from ....records import dataclass
-from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
+from ..inputs.lines import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, TRANSLATIONS
 from .files import expiry_seconds
 from .records import Record
 
 Json = dict[str, Any]
 
-ENDPOINTS = (RESPONSES, CHAT, EMBEDDINGS, COMPLETIONS)
+ENDPOINTS = (RESPONSES, CHAT, EMBEDDINGS, COMPLETIONS, TRANSCRIPTIONS, TRANSLATIONS)
 KNOWN = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
 _WINDOW = re.compile(r"(\d{1,4})(m|h|d)")
 _UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86400}

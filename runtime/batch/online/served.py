@@ -20,11 +20,15 @@ from ....errors import (
 )
 from ...service.access.admission import Admission
 from ...service.core.caller import CALLER, Caller
+from ...service.core.handler import LLMHandler
+from ...service.core.messages import ModelInfo
 from ...service.http.openai.embeddings import embeddings_response, read_embeddings
-from ..inputs.lines import EMBEDDINGS, BatchLine
+from ...service.http.openai.transcriptions import transcript_json, whole_transcript
+from ..inputs.lines import EMBEDDINGS, TRANSCRIPTIONS, TRANSLATIONS, BatchLine
 from ..jobs.journal import LineResult
 from ..workers.endpoints import read_generation
 from ..workers.offline import completed, error_code, failed
+from ..workers.transcriptions import read_recording
 from .batch import Batch
 
 # Priority of all batch lines. Interactive requests should have smaller numbers.
@@ -56,6 +60,11 @@ class ServedExecutor:
         self._batch = batch
         self._most = 1
         self._model: str | None = None
+        self._kinds = {
+            EMBEDDINGS: self._embeddings,
+            TRANSCRIPTIONS: self._transcription,
+            TRANSLATIONS: self._transcription,
+        }
 
     def facts(self) -> dict[str, Any]:
         """Return the name of the model that answered."""
@@ -92,7 +101,7 @@ class ServedExecutor:
         CALLER.set(self._caller())  # each line has its own task
         while True:
             try:
-                return await (self._embeddings(line) if line.url == EMBEDDINGS else self._generation(line))
+                return await self._kinds.get(line.url, self._generation)(line)
             except _TRANSIENT:
                 await asyncio.sleep(_RETRY_SECONDS)
             except CarryallError as error:
@@ -107,10 +116,7 @@ class ServedExecutor:
 
     async def _generation(self, line: BatchLine) -> LineResult:
         begin = time.monotonic()
-        handler = await self._models.llm(_model(line))
-        info = handler.info
-        self._most = max(1, info.max_slots - max(1, info.max_slots // 4))
-        self._model = info.model
+        handler, info = await self._llm(line)
         asked = await asyncio.to_thread(read_generation, line, handler.defaults, 0)
         request = dataclasses.replace(
             self._models.admitted(asked.request),
@@ -123,6 +129,24 @@ class ServedExecutor:
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         reason, seconds = result.reason, time.monotonic() - begin
         return completed(line, body, reason, tokens, seconds=seconds, worker="service")
+
+    async def _transcription(self, line: BatchLine) -> LineResult:
+        begin = time.monotonic()
+        handler, info = await self._llm(line)
+        file, ask = await asyncio.to_thread(read_recording, line)
+        transcript = await whole_transcript(handler, file, ask, priority=LOW_PRIORITY)
+        body, seconds = transcript_json(transcript, ask.format), time.monotonic() - begin
+        tokens = (0, transcript.num_tokens, 0)
+        body = {**body, "model": info.model}
+        return completed(line, body, "stop", tokens, seconds=seconds, worker="service")
+
+    async def _llm(self, line: BatchLine) -> tuple[LLMHandler, ModelInfo]:
+        """Return the model of a line, of whose slots most are for lines."""
+        handler = await self._models.llm(_model(line))
+        info = handler.info
+        self._most = max(1, info.max_slots - max(1, info.max_slots // 4))
+        self._model = info.model
+        return handler, info
 
     async def _embeddings(self, line: BatchLine) -> LineResult:
         begin = time.monotonic()

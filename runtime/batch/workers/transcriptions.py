@@ -65,7 +65,7 @@ class TranscriptionWorker:
         groups: dict[tuple[Any, ...], list[_Item]] = {}
         for line in lines:
             try:
-                item = _item(line)
+                item = _Item(line, *read_recording(line))
             except CarryallError as error:
                 yield self._failed(line, error)
             else:
@@ -99,8 +99,8 @@ class TranscriptionWorker:
         return failed(line, error_code(error), str(error), worker=self._worker)
 
 
-def _item(line: BatchLine) -> _Item:
-    """Return what a line asks for.
+def read_recording(line: BatchLine) -> tuple[bytes, TranscriptionAsk]:
+    """Return the file of a line, and what it asks for.
 
     Raises:
         UnsupportedTaskError: it asks for no transcript.
@@ -119,7 +119,7 @@ def _item(line: BatchLine) -> _Item:
     ask = read_form({name: _texts(value) for name, value in fields.items()}, _TASKS[line.url])
     if ask.stream or ask.format not in _FORMATS:
         raise RequestError(f"answers in files have the 'response_format' {' or '.join(_FORMATS)}")
-    return _Item(line, read_data_url(file)[1], ask)
+    return read_data_url(file)[1], ask
 
 
 def _texts(value: Any) -> list[str]:

@@ -274,13 +274,14 @@ class LLMHandler:
             return Generation.of([delta async for delta in deltas])
 
     async def transcribe(
-        self, audio: bytes, options: Mapping[str, Any]
+        self, audio: bytes, options: Mapping[str, Any], *, priority: int = 0
     ) -> AsyncGenerator[Segment | Transcription, None]:
         """Yield the segments of a recording as they are finished, and the transcript at the end.
 
         Args:
             audio: a file of sound.
             options: fields of ``TranscriptionOptions``.
+            priority: see ``AsyncLLM.generate``.
 
         Raises:
             UnsupportedTaskError: the model is a LoRA adapter.
@@ -291,7 +292,8 @@ class LLMHandler:
         check_tokens()
         name = caller_name()
         with self._in_progress() as llm:
-            async with aclosing(llm.transcribe(audio, cache_salt=name, tenant=name, **options)) as parts:
+            shared: dict[str, Any] = {"cache_salt": name, "tenant": name, "priority": priority}
+            async with aclosing(llm.transcribe(audio, **shared, **options)) as parts:
                 async for part in parts:
                     if isinstance(part, Transcription):
                         spend(part.num_tokens)

@@ -22,6 +22,7 @@ from .openai.transcriptions import (
     stream_events,
     transcript_json,
     transcript_text,
+    whole_transcript,
 )
 from .service import HttpService, json_response, service_of
 from .sse import LastPiece, event, streamed, while_connected
@@ -47,18 +48,10 @@ async def _answer(request: Request, task: str) -> Response:
     ask = read_form(known, task)
     if ask.stream:
         return streamed(request, _events(handler, content, ask), headers=headers)
-    transcript = await while_connected(request.receive, _whole(handler, content, ask))
+    transcript = await while_connected(request.receive, whole_transcript(handler, content, ask))
     if ask.format in ("json", "verbose_json"):
         return json_response(transcript_json(transcript, ask.format), headers)
     return PlainTextResponse(transcript_text(transcript, ask.format), headers=headers)
-
-
-async def _whole(handler: LLMHandler, content: bytes, ask: TranscriptionAsk) -> Transcription:
-    async with aclosing(handler.transcribe(content, ask.options)) as parts:
-        async for part in parts:
-            if isinstance(part, Transcription):
-                return part
-    raise RequestError("the transcription ended without a transcript")
 
 
 async def _events(handler: LLMHandler, content: bytes, ask: TranscriptionAsk) -> AsyncGenerator[bytes, None]:

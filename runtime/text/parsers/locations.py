@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ....records import dataclass
 from .base import MessageParser, ParsedMessage
 
 _BINS = 1000
@@ -30,7 +30,7 @@ _POLYGON = re.compile(r"((?:<loc_\d+>)+)(?:<sep>|$)")
 _NAME = re.compile(r"^\s*(.*?)(?=<od>|</od>|<box>|</box>|<bbox>|</bbox>|<loc_|<poly>)")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Places:
     """How the places of an answer are read.
 

@@ -24,6 +24,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | upper }}: "
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>\n"
+    "{% elif part['type'] == 'video' %}<video>\n"
     "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}</s>"
     "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
@@ -72,6 +73,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": RESOLUTIONS,
         "text_config": {**_TEXT, "model_type": "mistral", "sliding_window": None},
     },
+}
+CONFIGS["llava_next_video"] = {
+    **_COMMON,
+    "video_token_index": VIDEO_ID,
+    "spatial_pool_mode": "average",
+    "spatial_pool_stride": 2,
+    "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
+    "text_config": {**_TEXT, "model_type": "llama"},
+    "vision_config": {**_CLIP, "image_size": 32},
 }
 CONFIGS["llava_onevision"] = {
     **_COMMON,
@@ -172,10 +182,12 @@ def preprocessor(model_type: str) -> dict[str, Any]:
             "image_processor_type": "LlavaOnevisionImageProcessor",
             "image_grid_pinpoints": CONFIGS[model_type]["image_grid_pinpoints"],
         }
+    if model_type == "llava_next_video":
+        common = {"crop_size": {"height": 32, "width": 32}, "size": {"shortest_edge": 32}}
     return {
         **common,
         "image_processor_type": "LlavaNextImageProcessor",
-        "image_grid_pinpoints": RESOLUTIONS,
+        "image_grid_pinpoints": CONFIGS[model_type]["image_grid_pinpoints"],
         "aspect_ratio_setting": "anyres",
     }
 
@@ -200,7 +212,11 @@ def processor(model_type: str) -> dict[str, Any]:
             "vision_aspect_ratio": "anyres_max_9",
         }
     return {
-        "processor_class": {"llava": "LlavaProcessor", "llava_next": "LlavaNextProcessor"}[model_type],
+        "processor_class": {
+            "llava": "LlavaProcessor",
+            "llava_next": "LlavaNextProcessor",
+            "llava_next_video": "LlavaNextVideoProcessor",
+        }[model_type],
         "patch_size": PATCH,
         "num_additional_image_tokens": 1,
         "vision_feature_select_strategy": "default",

@@ -17,7 +17,6 @@ from tiny_florence import BEGIN, END, write_florence
 from carryall import LLM, SamplingParams
 from carryall.errors import InvalidSamplingError, RequestError
 from carryall.exporter.export import export_package
-from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.text.parsers.locations import Places
 from carryall.runtime.types.structured_output import StructuredOutput
 
@@ -78,19 +77,31 @@ def test_the_checkpoint_states_how_its_answers_are_drawn(llm: LLM) -> None:
     assert params.no_repeat_ngram_size == 3
 
 
-def test_a_picture_is_encoded_once_for_a_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_is_encoded_once_for_all_its_texts(llm: LLM) -> None:
+    encoder = llm.requests.sight._encoder
+    seen, before = picture(20, 50), encoder.num_encoded
+    answers = [llm.chat(asking(task, seen), GREEDY)[0] for task in ("<CAPTION>", "<OCR>", "<CAPTION>")]
+    assert encoder.num_encoded == before + 1
+    first, other, again = (list(answer.outputs[0].token_ids) for answer in answers)
+    assert first == again
+    assert first != other
+
+
+def test_a_text_is_read_once_behind_a_picture(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = llm.requests.sight._encoder
     read: list[list[int]] = []
-    run = ImageEncoder._encode
+    run = encoder._read
+    assert run is not None
 
-    def counting(self: ImageEncoder, units: Any, text: Any = ()) -> Any:
-        read.append(list(text))
-        return run(self, units, text)
+    def counting(feeds: Any) -> Any:
+        read.append(feeds["input_ids"].tolist())
+        return run(feeds)
 
-    monkeypatch.setattr(ImageEncoder, "_encode", counting)
-    for task in ("<CAPTION>", "<CAPTION>", "<OCR>"):
-        llm.chat(asking(task, picture(20, 50)), GREEDY)
-    asked = ["<s>What does the image describe?</s>", "<s>What is the text in the image?</s>"]
-    assert read == [llm.requests.encode(text, add_special_tokens=False) for text in asked]
+    monkeypatch.setattr(encoder, "_read", counting)
+    for salt in ("", "", "another tenant"):
+        llm.render_chat(asking("<CAPTION>", picture(21, 50)), image_salt=salt)
+    text = llm.requests.encode("<s>What does the image describe?</s>", add_special_tokens=False)
+    assert read == [text, text]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,6 @@ from carryall.runtime.api.embedding import encoded_tokens
 from carryall.runtime.api.prompts import PooledPrompt
 from carryall.runtime.api.sight import MOST_PICTURES
 from carryall.runtime.engine.requests.prompt_images import PromptImages
-from carryall.runtime.images import encoding
 from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.tasks.export import export
 
@@ -136,9 +135,7 @@ def test_a_second_question_on_a_picture_computes_nothing_of_it(package: Path) ->
         assert tokens(llm, asked(picture())) == first
 
 
-def test_known_files_and_arrays_are_not_opened_again_within_the_budget(
-    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_known_files_and_arrays_are_not_opened_again_within_the_budget(package: Path, tmp_path: Path) -> None:
     encoder = ImageEncoder(
         read_image_processor(package / "image_processor.json"), lambda feeds: feeds["pixels"]
     )
@@ -159,7 +156,7 @@ def test_known_files_and_arrays_are_not_opened_again_within_the_budget(
     changed = encoder.prepare(pixels)
     assert changed is not first
     assert changed.key != first.key
-    monkeypatch.setattr(encoding, "PREPARED_BYTES", first.num_bytes)
+    encoder._prepared.most_bytes = first.num_bytes
     again = encoder.prepare(picture(shift=9))
     assert encoder.prepare(picture(shift=9)) is again
     assert encoder.prepare(picture()) is not first
@@ -488,7 +485,7 @@ def test_a_cache_without_room_and_cancelled_requests_change_no_answer(package: P
 
     async def scenario() -> None:
         llm = AsyncLLM(package, max_slots=2, provider="cpu", kv_cache_dtype="float32", max_step_tokens=24)
-        llm.requests.sight._encoder._room = 1  # bytes
+        llm.requests.sight._encoder._kept.most_bytes = 1
 
         async def answer(number: int, most: int) -> None:
             prompt = await llm.render(asked(seen[number]))
@@ -502,7 +499,7 @@ def test_a_cache_without_room_and_cancelled_requests_change_no_answer(package: P
 
         try:
             await asyncio.gather(*(answer(rng.randrange(3), rng.randrange(1, 24)) for _ in range(16)))
-            assert llm.requests.sight._encoder._bytes <= 1
+            assert len(llm.requests.sight._encoder._kept) == 1
         finally:
             llm.shutdown()
 
@@ -516,7 +513,7 @@ def test_memory_does_not_grow_with_the_number_of_pictures(package: Path) -> None
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     with opened(package) as llm:
-        llm.requests.sight._encoder._room = 2**20
+        llm.requests.sight._encoder._kept.most_bytes = 2**20
         sizes = [resident()]
         for part in range(5):
             for number in range(100):

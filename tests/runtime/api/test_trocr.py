@@ -12,9 +12,20 @@ import numpy as np
 import pytest
 from tiny_trocr import CASES, write_trocr
 from tiny_whisper import write_whisper
-from trocr_golden import NEW_TOKENS, PROMPTED_PATH, PROMPTS, SEED, golden_path, pictures
+from trocr_golden import (
+    BEAM_CASES,
+    BEAM_TOKENS,
+    BEAMS,
+    BEAMS_PATH,
+    NEW_TOKENS,
+    PROMPTED_PATH,
+    PROMPTS,
+    SEED,
+    golden_path,
+    pictures,
+)
 
-from carryall import LLM, SamplingParams
+from carryall import LLM, BeamSearchOptions, SamplingParams
 from carryall.errors import CheckpointError, InvalidSamplingError, RequestError, UsageError
 from carryall.exporter.export import export_package
 from carryall.runtime.images.encoding import ImageEncoder
@@ -69,9 +80,9 @@ def test_methods_that_measure_a_text_are_refused(method: str, tmp_path: Path) ->
 def test_a_picture_is_encoded_once_for_all_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded, run = [], ImageEncoder._encode
 
-    def counting(self: ImageEncoder, units: Any, text: Any = ()) -> Any:
+    def counting(self: ImageEncoder, units: Any) -> Any:
         encoded.append(len(units))
-        return run(self, units, text)
+        return run(self, units)
 
     monkeypatch.setattr(ImageEncoder, "_encode", counting)
     picture = np.random.default_rng(5).integers(0, 256, (20, 60, 3), np.uint8)
@@ -122,6 +133,18 @@ def test_what_such_a_model_does_not_read_is_refused(
 def test_a_prompt_alone_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="a prompt alone is not enough"):
         llm.generate("hello")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", BEAM_CASES)
+def test_beams_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    expected = json.loads(BEAMS_PATH.read_text(encoding="utf-8"))[case]
+    with LLM(write_trocr(tmp_path, case, SEED), max_slots=BEAMS) as llm:
+        prompt = llm.render_chat(asking(pictures()[1]))
+        options = BeamSearchOptions(num_beams=BEAMS, max_tokens=BEAM_TOKENS)
+        (found,) = llm.beam_search(prompt, options)
+    assert list(found.outputs[0].token_ids) == expected["tokens"]
+    assert found.outputs[0].cumulative_logprob == pytest.approx(expected["logprob"], abs=1e-4)
 
 
 @pytest.mark.long

@@ -135,8 +135,9 @@ def test_another_frame_or_rate_is_another_video_and_the_same_is_cached(llm: LLM,
     assert answer(llm, asked(seen)) == (prompt, tokens)
     assert llm.requests.sight._encoder.num_encoded == encoded
     assert answer(llm, asked([*seen[:-1], 255 - seen[-1]]))[1] != tokens
-    # Qwen2-VL does not tell the model how fast frames follow each other
-    assert (answer(llm, asked(seen, fps=0.5))[1] != tokens) == (family != "qwen2_vl")
+    # Qwen2-VL and LLaVA-NeXT-Video do not tell the model how fast frames follow each other
+    timeless = ("qwen2_vl", "llava_next_video")
+    assert (answer(llm, asked(seen, fps=0.5))[1] != tokens) == (family not in timeless)
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from .....errors import RequestError, UnsupportedTaskError
@@ -11,6 +12,7 @@ from .....options import shown
 from .....records import dataclass
 from ....audio.languages import LANGUAGES
 from ....audio.transcription import Segment, Transcription
+from ...core.handler import LLMHandler
 from .reading import Json
 
 KNOWN = frozenset(
@@ -82,6 +84,17 @@ def read_form(fields: Mapping[str, Sequence[str]], task: str) -> TranscriptionAs
         options["temperature"] = _number("temperature", temperature)
     _check_extras(fields, one("chunking_strategy"))
     return TranscriptionAsk(options, kind, stream)
+
+
+async def whole_transcript(
+    handler: LLMHandler, content: bytes, ask: TranscriptionAsk, *, priority: int = 0
+) -> Transcription:
+    """Return the transcript of a file of sound; see ``LLMHandler.transcribe``."""
+    async with aclosing(handler.transcribe(content, ask.options, priority=priority)) as parts:
+        async for part in parts:
+            if isinstance(part, Transcription):
+                return part
+    raise RequestError("the transcription ended without a transcript")
 
 
 def _check_extras(fields: Mapping[str, Sequence[str]], chunking: str | None) -> None:
