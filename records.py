@@ -15,7 +15,7 @@ from reprlib import recursive_repr
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-_MISSING = dataclasses.MISSING
+_MISSING, _PARAMS = dataclasses.MISSING, "__dataclass_params__"
 _set = object.__setattr__  # also of frozen objects
 
 
@@ -34,7 +34,7 @@ def _data_class(
         own = {name for name, value in vars(cls).items() if name != "__hash__" or value is not None}
         with _thawed(cls) if frozen else contextlib.nullcontext():
             bare = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only, slots=slots)(cls)
-        vars(bare)["__dataclass_params__"].frozen = frozen  # what a class derived from it must be
+        vars(bare)[_PARAMS].frozen = frozen  # what a class derived from it must be
         methods: dict[str, Any] = {"__repr__": _shown, "__init__": _LateInit(bare, frozen=frozen)}
         if eq:
             methods["__eq__"], hashed = _comparisons(bare)
@@ -64,7 +64,7 @@ def _thawed(cls: type[Any]) -> Iterator[None]:
     Raises:
         TypeError: a base is not frozen.
     """
-    bases = [base.__dataclass_params__ for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
+    bases = [vars(base)[_PARAMS] for base in cls.__mro__[1:] if _PARAMS in vars(base)]
     if not all(params.frozen for params in bases):
         raise TypeError("cannot inherit frozen dataclass from a non-frozen one")
     for params in bases:

@@ -152,7 +152,8 @@ def test_a_class_of_either_kind_derives_from_one_of_the_other(base: Any, derived
 
         other: int = 2
 
-    assert (Upper(1).key, Upper(1), hash(Upper(1))) == (1, Upper(1, 2), hash(Upper(1, 2)))
+    upper: Any = Upper
+    assert (upper(1).key, upper(1), hash(upper(1))) == (1, upper(1, 2), hash(upper(1, 2)))
     for wrong, lower in ((False, Lower), (True, Loose)):
         with pytest.raises(TypeError, match="cannot inherit"):
 
@@ -233,3 +234,21 @@ def test_the_first_objects_of_several_threads_are_whole() -> None:
         for thread in threads:
             thread.join()
         assert sorted(seen) == [0, 1, 2, 3]
+
+
+def test_classes_of_the_standard_library_derive_from_records_as_from_their_own() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Base:
+        first: int
+
+    @dataclasses.dataclass(frozen=True)
+    class Derived(Base):
+        second: int = 2
+
+    assert Derived(1) == Derived(1, 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Derived(1).first = 3  # type: ignore[misc]
+    with pytest.raises(TypeError, match="cannot inherit non-frozen"):
+        dataclasses.dataclass(type("Open", (Base,), {}))
+    with pytest.raises(TypeError, match="cannot inherit non-frozen"):
+        dataclass(type("Open", (Base,), {}))

@@ -104,6 +104,9 @@ class Probe:
         return held[self._part.outputs[0]]
 
 
+_FEW = 64  # positions that show what an angle depends on
+
+
 def contract_feed(inputs: Sequence[ir.Value], *, past: int, new: int) -> dict[str, Array]:
     """Return arrays of two rows for those of ``inputs`` that the contract names; caches are zeros."""
     fed = _Case([0, 0], past, new).feed(inputs)
@@ -158,6 +161,20 @@ def rope_table(graph: ir.Graph, value: ir.Value, context_length: int) -> npt.NDA
     if table.ndim == 3 and table.shape[:2] == (1, context_length):
         return table.reshape(table.shape[1:])
     raise GraphError(f"rope table '{value.name}' has shape {table.shape} for {context_length} positions")
+
+
+def turns_alone(graph: ir.Graph, value: ir.Value, context_length: int) -> bool:
+    """Whether the cos or sin of a token depends on its position only, not on the last one as in longrope."""
+    probe = Probe(graph, value)
+    if probe.input_names != {POSITION_IDS}:
+        return False
+    few = np.arange(min(_FEW, context_length), dtype=np.int64)[None]
+    try:
+        alone = probe({POSITION_IDS: few})
+        beside = probe({POSITION_IDS: np.append(few, [[context_length - 1]], axis=1)})
+    except GraphError:  # such as a stored table that is shorter
+        return False
+    return alone.shape[:2] == few.shape and np.array_equal(alone, beside[:, :-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ...graph.edit import (
     nodes_of,
     remove_unused,
     replace,
+    shared_constant,
     static_size,
     weight,
 )
@@ -92,6 +93,7 @@ class NativeAttentionPass(GraphPass):
         windows = _windows(nodes)
         tables = _tables(graph, windows)
         sizes: dict[ir.Value | None, int] = {}
+        numbers: ir.Value | None = None
         for node in nodes:
             query, key, value, keys, values, begins, past, cos, sin, _, *optional = node.inputs
             table = tables[windows[keys]]
@@ -103,7 +105,10 @@ class NativeAttentionPass(GraphPass):
             shared = reads_only(node)
             operands = [query, *([None] * 2 if shared else [key, value]), keys, values, begins, past, table]
             if cos is not None:
-                operands += [_float(graph, cos), _float(graph, sin), positions]
+                if weight(cos) is None and numbers is None:
+                    numbers = _numbers(graph, positions)
+                places = numbers if weight(cos) is None else positions
+                operands += [_float(graph, cos), _float(graph, sin), places]
             if optional:  # sinks, slopes, ahead
                 operands += [None] * (_SINKS - len(operands))
                 operands += [None if value is None else _float(graph, value) for value in optional]
@@ -176,6 +181,15 @@ def _type_of(bits: frozenset[int]) -> str:
     if not bits:
         return "float32"
     return "int8" if min(bits) <= 4 else "bfloat16"
+
+
+def _numbers(graph: ir.Graph, positions: ir.Value | None) -> ir.Value:
+    """Return the number of each token of a step, int64 [tokens]: rows of angles that are not in a table."""
+    first = graph[0]
+    zero, one = (shared_constant(graph, f"paged.{number}", np.array(number, np.int64)) for number in (0, 1))
+    numbers = insert(first, "Range", [zero, insert(first, "Size", [positions]).outputs[0], one]).outputs[0]
+    numbers.type, numbers.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(["tokens"])
+    return numbers
 
 
 def _float(graph: ir.Graph, table: ir.Value | None) -> ir.Value | None:

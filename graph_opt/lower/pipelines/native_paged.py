@@ -34,6 +34,7 @@ FORM = PagedForm(
     sinks=10,
     slopes=11,
     ahead=12,
+    own_angles=True,
     cross=True,
 )
 

@@ -79,6 +79,10 @@ class CappedAttentionPass(DecomposeAttentionPass):
             super().rewrite(graph)
 
 
+_LARGE_TABLE = 4 << 20  # bytes of a rope table; a smaller one is read faster than it is computed
+_FLOAT_BYTES = 4
+_LANES = 16  # floats of a vector: a row alone and one among others are computed by the same instructions
+
 # Metadata key: "1" if the model was calibrated for an int8 KV cache. Its scales are dropped, because paged
 # kernels with an int8 cache compute their own.
 INT8_CACHE = "int8_kv_cache"
@@ -137,7 +141,8 @@ class PagedAttentionPass(GraphPass):
         ropes = _ropes(node) if self.form.rotary else None
         if ropes is not None:
             query, key = (rope.inputs[0] for rope in ropes)
-            rest[:2] = [self._table(graph, angle) for angle in ropes[0].inputs[1:3] if angle is not None]
+            angles = [angle for angle in ropes[0].inputs[1:3] if angle is not None]
+            rest[:2] = [self._angles_of(graph, angle, node) for angle in angles]
             attributes |= {"do_rotary": 1, "rotary_interleaved": int_attribute(ropes[0], "interleaved", 0)}
         parts = [query, key, value]
         if self.form.flat:
@@ -173,12 +178,33 @@ class PagedAttentionPass(GraphPass):
                 graph.outputs.remove(present)
         remove_unused(graph, node)
 
-    def _table(self, graph: ir.Graph, angle: ir.Value) -> ir.Value:
+    def _angles_of(self, graph: ir.Graph, angle: ir.Value, node: ir.Node) -> ir.Value:
+        """Return a table [positions, rotary_dim / 2], or [tokens, rotary_dim / 2] of the step's tokens.
+
+        The table of a long context takes longer to make and to write than the weights of a small model.
+        """
         if angle not in self._angles:
-            content = probe.rope_table(graph, angle, self.context_length)
-            table = ir.tensor(content.astype((angle.dtype or ir.DataType.FLOAT).numpy()))
-            self._angles[angle] = add_initializer(graph, f"{angle.name}_paged_table", table)
+            is_own = self._is_large(angle) and probe.turns_alone(graph, angle, self.context_length)
+            self._angles[angle] = self._rows(graph, angle, node) if is_own else self._table(graph, angle)
         return self._angles[angle]
+
+    def _is_large(self, angle: ir.Value) -> bool:
+        width = static_size(angle, 2)
+        if not self.form.own_angles or angle.dtype != ir.DataType.FLOAT or width is None or width % _LANES:
+            return False
+        return self.context_length * width * _FLOAT_BYTES > _LARGE_TABLE
+
+    def _rows(self, graph: ir.Graph, angle: ir.Value, node: ir.Node) -> ir.Value:
+        width = static_size(angle, 2)
+        shape = shared_constant(graph, f"paged.angles_{width}", np.array([-1, width], np.int64))
+        rows = insert(node, "Reshape", [angle, shape]).outputs[0]
+        rows.type, rows.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["tokens", width])
+        return rows
+
+    def _table(self, graph: ir.Graph, angle: ir.Value) -> ir.Value:
+        content = probe.rope_table(graph, angle, self.context_length)
+        table = ir.tensor(content.astype((angle.dtype or ir.DataType.FLOAT).numpy()))
+        return add_initializer(graph, f"{angle.name}_paged_table", table)
 
     def _meaning(self, graph: ir.Graph, node: ir.Node) -> probe.MaskMeaning:
         mask = node.inputs[3]

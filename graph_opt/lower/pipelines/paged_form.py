@@ -39,6 +39,7 @@ class PagedForm:
         sinks: index of its input for sinks; 0 if it has none.
         slopes: index of its input for ALiBi's slopes; 0 if it has none.
         ahead: index of its input ``image_ahead``; 0 if it has none.
+        own_angles: whether the angles may be those of the step's tokens, in place of a table of positions.
         cross: whether a later pass lowers attention to an encoder's rows.
     """
 
@@ -53,6 +54,7 @@ class PagedForm:
     sinks: int = 0
     slopes: int = 0
     ahead: int = 0
+    own_angles: bool = False
     cross: bool = False
 
     def nodes(self, graph: ir.Graph) -> list[ir.Node]:

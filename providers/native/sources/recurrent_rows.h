@@ -18,10 +18,9 @@ void prepare_delta(const DeltaRule& r, int64_t first, int64_t last, float* facto
     for (int64_t head = 0; head < r.key_heads; head++) {
       const int64_t at = (token * r.key_heads + head) * r.key_size;
       V sum = V::all(0.0f);
-      for (int64_t i = 0; i < r.key_size; i += 16) {
-        const int64_t count = r.key_size - i < 16 ? r.key_size - i : 16;
-        sum = fused(load_part<V>(r.query + at + i, count), load_part<V>(r.key + at + i, count), sum);
-      }
+      const int64_t whole = r.key_size / 16 * 16, rest = r.key_size - whole;
+      for (int64_t i = 0; i < whole; i += 16) sum = fused(V::load(r.query + at + i), V::load(r.key + at + i), sum);
+      if (rest > 0) sum = fused(load_part<V>(r.query + at + whole, rest), load_part<V>(r.key + at + whole, rest), sum);
       const float product = sum_of(sum);
       for (int64_t i = 0; i < shared; i++) products[token * r.heads + head * shared + i] = product;
     }
@@ -83,12 +82,11 @@ struct States {
     StateSums<V, kTiles> sums;
     each_element([&](int64_t i, int odd) __attribute__((always_inline)) {
       const V k = V::all(x.key[i]), a = by_key ? V::all(x.decay[i]) : shared;
-      V states[kTiles];
+      V states[kTiles];  // all are read before one is written: tiles lie pages apart, and the lower bits of their addresses are equal
 #pragma GCC unroll 4
-      for (int t = 0; t < kTiles; t++) {
-        states[t] = fused(k, d[t], multiply(a, V::load(at(t, i))));
-        V::store(at(t, i), states[t]);
-      }
+      for (int t = 0; t < kTiles; t++) states[t] = fused(k, d[t], multiply(a, V::load(at(t, i))));
+#pragma GCC unroll 4
+      for (int t = 0; t < kTiles; t++) V::store(at(t, i), states[t]);
       if (has_next) sums.template add_states<by_key>(next, i, odd, states);
     });
     return sums;
@@ -107,13 +105,16 @@ struct States {
 };
 
 // Asks for what a token reads and writes. Tokens lie pages apart, so the processor does not guess these addresses.
-CARRYALL_INLINE void ask_for(const float* k, const float* q, int64_t size, const float* value, const float* output) {
+template <int kTiles>
+CARRYALL_INLINE void ask_for(const HeadInputs& x, int64_t size, const float* value, const float* output) {
   for (int64_t i = 0; i < size; i += 16) {
-    __builtin_prefetch(k + i);
-    __builtin_prefetch(q + i);
+    __builtin_prefetch(x.key + i);
+    __builtin_prefetch(x.query + i);
   }
-  __builtin_prefetch(value);
-  __builtin_prefetch(output, 1);
+  for (int t = 0; t < kTiles; t++) {
+    __builtin_prefetch(value + t * 16);
+    __builtin_prefetch(output + t * 16, 1);
+  }
 }
 
 // The sums of a token are taken while the token before writes the state, so that each element is read and written once a
@@ -136,8 +137,7 @@ void delta_tiles(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, co
     const int64_t at = (token * r.heads + head) * r.value_size + tile * 16;
     if (const int64_t ahead = token + kAhead; ahead < last) {
       const int64_t step = kAhead * r.heads * r.value_size;
-      const HeadInputs later = inputs(ahead);
-      ask_for(later.key, later.query, size, r.value + at + step, r.output + at + step);
+      ask_for<kTiles>(inputs(ahead), size, r.value + at + step, r.output + at + step);
     }
     const V product = V::all(products[token * r.heads + head]), decay = V::all(x.decay[0]);
     V d[kTiles];

@@ -1,7 +1,7 @@
-// Products of many rows on AVX-512 VNNI with weights of GGUF files: some inputs of two tiles become bytes once for all rows, and each value
-// of a row is read once for both. With one tile, reading values takes longer than multiplying them. The results are those of gguf_products.h:
-// sums of a block times integers are floats, but exact, as they are less than 2^24. Those of all blocks of a share may be more, so they are
-// added in pairs, and rounded once.
+// Products of many rows on AVX-512 VNNI with weights of GGUF files: 512 inputs of two tiles become bytes, and their factors floats, once
+// for all rows, and each value of a row is read once for both tiles. With one tile, reading values takes longer than multiplying them.
+// The results are those of gguf_products.h, though sums times integers are floats: the sum of a block times its integer is less than
+// 2^24, so exact, and the sum of two is rounded at most once. Of four (blocks of 16), pairs are exact, and their sum is rounded once.
 #pragma once
 #include "avx512_unpacked.h"
 #include "integers.h"
@@ -10,11 +10,11 @@ namespace carryall {
 namespace {
 namespace stored {
 
-constexpr int64_t kPanelInputs = 512;                 // of two tiles, with their factors 24 to 26 KB in the first-level cache
-constexpr int64_t kPanelBlocks = kPanelInputs / 16;   // most blocks
-constexpr int64_t kFactorLines = kPanelInputs / kSharedScale * 10;  // most lines of factors, of Q2_K
-constexpr int64_t kUnpackedRows = 12;                     // from which unpacking takes less time than it saves, on an Ice Lake
-constexpr int kPanelRows = 4;                         // of a pass: 8 sums, 8 sums times integers, and 8 results in 32 registers
+constexpr int64_t kPanelInputs = 512;                               // of two tiles: 16 KB of bytes and 2 to 10 KB of factors
+constexpr int64_t kPanelBlocks = kPanelInputs / 16;                 // at most
+constexpr int64_t kFactorLines = kPanelInputs / kSharedScale * 10;  // at most, of Q2_K
+constexpr int64_t kUnpackedRows = 12;  // from which unpacking takes less time than it saves; on an Ice Lake, one thread
+constexpr int kPanelRows = 4;          // of a pass: 8 sums, 8 sums times integers and 8 results in 32 registers
 
 // Some inputs of one or two tiles for all rows of a task.
 struct Panel {
@@ -54,9 +54,10 @@ struct Beginnings {
   }
 };
 
-// The sums of kInputs products, which begin with `start(m)`.
+// The sums of the products of kInputs inputs from `first` on, which begin with `start(m)`.
 template <int kInputs, int kTiles, int kCount, class Start>
-CARRYALL_INLINE void dots_of_tiles(Int (&sums)[kTiles][kCount], const uint8_t* lines, const Starts<kCount>& rows, int64_t first, const Start& start) {
+CARRYALL_INLINE void dots_of_tiles(Int (&sums)[kTiles][kCount], const uint8_t* lines, const Starts<kCount>& rows, int64_t first,
+                                   const Start& start) {
 #pragma GCC unroll 4
   for (int m = 0; m < kCount; m++)
 #pragma GCC unroll 4
@@ -108,7 +109,7 @@ void multiply_group_rows(const Panel& p, int64_t row) {
   begin_rows(results, p, row);
   const uint8_t* lines = p.bytes[0];
   const uint8_t* factors = p.factors[0];
-  for (int64_t k = p.first, b = 0; k < p.last; k += kSharedScale, lines += kSharedScale * kColumns, factors += kLines * kLine, b += kBlocks) {
+  for (int64_t k = p.first, b = 0; k < p.last; k += kSharedScale, b += kBlocks) {
     const auto factor = [&](int t, int index) { return _mm512_load_ps(factors + t * kFactorLines * kLine + index * kLine); };
     Float pairs[kBlocks / 2][kTiles][kCount];
     p.ahead->fetch();
@@ -138,6 +139,8 @@ void multiply_group_rows(const Panel& p, int64_t row) {
         }
         results[t][m] = _mm512_fmadd_ps(sum, _mm512_set1_ps(row_scales[m * rows.shares + k / kSharedScale]), results[t][m]);
       }
+    lines += kSharedScale * kColumns;
+    factors += kLines * kLine;
   }
   store_rows(results, p, row);
 }
@@ -194,10 +197,9 @@ CARRYALL_INLINE void choose_rows(const Panel& p, int64_t row, int64_t count) {
   }
   const Weights& w = *p.weights;
   const bool minima = w.offsets == Offsets::half_minima;
-  const auto chosen = w.group == 0 ? (minima ? multiply_single_rows<true, kTiles, kCount> : multiply_single_rows<false, kTiles, kCount>)
-                      : w.block == 32 ? (minima ? multiply_group_rows<32, true, kTiles, kCount> : multiply_group_rows<32, false, kTiles, kCount>)
-                      : minima ? multiply_group_rows<16, true, kTiles, kCount> : multiply_group_rows<16, false, kTiles, kCount>;
-  chosen(p, row);
+  if (w.group == 0) (minima ? multiply_single_rows<true, kTiles, kCount> : multiply_single_rows<false, kTiles, kCount>)(p, row);
+  else if (w.block == 32) (minima ? multiply_group_rows<32, true, kTiles, kCount> : multiply_group_rows<32, false, kTiles, kCount>)(p, row);
+  else (minima ? multiply_group_rows<16, true, kTiles, kCount> : multiply_group_rows<16, false, kTiles, kCount>)(p, row);
 }
 
 inline void unpack_raised(const Panel& p, int t, const uint8_t* tile) {
@@ -214,12 +216,14 @@ inline void unpack_raised(const Panel& p, int t, const uint8_t* tile) {
 
 // Columns of kTiles tiles from `tile` on.
 template <int kTiles>
-void multiply_tile_rows(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row, int64_t tile, Outputs y) {
+void multiply_tile_rows(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row, int64_t tile,
+                        Outputs y) {
   alignas(kLine) uint8_t bytes[kTiles][kPanelInputs * kColumns], factors[kTiles][kFactorLines * kLine];
   const int64_t passes = parts(last_row - first_row, kPanelRows), column = tile * kColumns, after = tile + kTiles;
   Ahead ahead(w.data + after * w.tile_bytes(), smaller(kTiles, w.tiles() - after) * w.tile_bytes(),
               passes * (rows.width / (w.group > 0 ? kSharedScale : kUnit)));
-  Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, {y.at(0, column), y.step}, w.outputs - column, 0, 0, &ahead, bytes, factors};
+  Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, {y.at(0, column), y.step}, w.outputs - column, 0, 0,
+              &ahead, bytes, factors};
   for (; panel.last < rows.width; panel.first = panel.last) {
     panel.last = smaller(panel.first + kPanelInputs, rows.width);
 #pragma GCC unroll 4

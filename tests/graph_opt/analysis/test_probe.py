@@ -11,7 +11,14 @@ from tiny_models import write_tiny
 from carryall.errors import GraphError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.analysis.constant_evaluation import is_known
-from carryall.graph_opt.analysis.probe import MaskMeaning, Probe, contract_feed, mask_meaning, rope_table
+from carryall.graph_opt.analysis.probe import (
+    MaskMeaning,
+    Probe,
+    contract_feed,
+    mask_meaning,
+    rope_table,
+    turns_alone,
+)
 
 CONTEXT = 64
 INPUTS = "int64[B, S] input_ids, int64[B, T] attention_mask, float[B, 2, P, 8] past"
@@ -192,6 +199,35 @@ def test_a_rope_table_is_the_formula_at_every_position() -> None:
     table = rope_table(model.graph, model.graph.outputs[0], 7)
     np.testing.assert_allclose(table, np.cos(np.arange(7)[:, None] * frequencies), atol=1e-6)
     assert table.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("rest", "alone"),
+    [
+        ("cos = Cos(angle)", True),
+        (
+            "most = ReduceMax(p0) limit = Div(most, last_float) scaled = Mul(angle, limit) cos = Cos(scaled)",
+            False,
+        ),
+        ("c = Cos(angle) cos = Mul(c, other)", False),
+    ],
+    ids=["plain", "dynamic", "another input"],
+)
+def test_angles_of_a_token_alone_are_known_by_evaluation(rest: str, alone: bool) -> None:
+    frequencies = np.array([1.0, 0.1], np.float32)
+    model = graph(
+        ROPE.replace("cos = Cos(angle)", rest),
+        last=np.array([-1]),
+        frequencies=frequencies,
+        last_float=np.array(100, np.float32),
+    )
+    assert turns_alone(model.graph, model.graph.outputs[0], 200) == alone
+
+
+def test_a_table_that_is_too_short_turns_no_token_alone() -> None:
+    text = "g (int64[B, S] position_ids) => (float[B, S, 2] cos) { cos = Gather(table, position_ids) }"
+    model = graph(text, table=np.ones((5, 2), np.float32))
+    assert not turns_alone(model.graph, model.graph.outputs[0], 6)
 
 
 def test_a_rope_that_needs_more_than_positions_is_an_error() -> None:

@@ -69,6 +69,27 @@ def test_one_graph_holds_every_product(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not {"MatMulNBits", "GatherBlockQuantized", "MatMul"} & set(operators)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_long_context_has_the_angles_of_its_tokens_and_no_table(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    checkpoint = write_tiny(family, tmp_path / family, head_dim=32, max_position_embeddings=1 << 18)
+    found, tables = [], []
+    for context in (1 << 18, 1 << 10):  # 16 MB of each table, and 64 KB
+        loaded = load_model(checkpoint, max_slots=4, context_length=context, provider_options=OWN)
+        loaded.runner.forward([Row(slot, PROMPT[slot:], 0) for slot in range(3)])
+        steps = [Row(slot, PROMPT[:1], len(PROMPT) - slot) for slot in range(3)]
+        together = [logits.copy() for logits in loaded.runner.forward(steps)]
+        for step, logits in zip(steps, together, strict=True):
+            np.testing.assert_array_equal(loaded.runner.forward([step])[0], logits)
+        found.append(together)
+        tables.append(sum("table" in name for name in ir.load(loaded.graphs[0]).graph.initializers))
+        loaded.close()
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
+    assert tables[0] == 0 < tables[1]
+
+
 def test_alibi_runs_in_the_kernel_and_with_explicit_kv_in_onnxruntimes(tmp_path: Path) -> None:
     checkpoint, found = write_tiny("bloom", tmp_path / "bloom"), []
     for kernels in ("carryall", "onnxruntime"):
