@@ -36,13 +36,7 @@ class SlotOperations:
                 continue
             if isinstance(operation, Save):
                 if operation.slot not in lost:
-                    self._mover.save(
-                        operation.slot,
-                        operation.keys,
-                        operation.start,
-                        operation.states,
-                        leaves=operation.leaves,
-                    )
+                    self._mover.save(operation)
                 continue
             if isinstance(operation, Trim):
                 self._runner.trim(operation.slot, operation.length)
