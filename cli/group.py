@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import importlib
 import os
@@ -69,6 +68,8 @@ class VerbGroup(click.Group):
         """Import the verb's module and return its command."""
         cmd_name = _ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in SUMMARIES:
+            import difflib  # 1 ms, for a mistake
+
             near = difflib.get_close_matches(cmd_name, SUMMARIES, n=1)
             ctx.fail(f"there is no verb '{cmd_name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
         with collector_paused():

@@ -14,7 +14,6 @@ import functools
 import json
 import logging
 import os
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING
 from pathlib import Path
@@ -185,6 +184,8 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: the file cannot be read, or a table, key or value is unknown or invalid.
     """
+    import tomllib  # 2 ms of each start without a file
+
     try:
         content = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:

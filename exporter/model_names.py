@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
 
 from ..records import dataclass
 
@@ -29,6 +26,9 @@ class NamedModel:
 @functools.cache
 def named_models() -> Mapping[str, NamedModel]:
     """Return the models of ``model_names.toml`` by their names."""
+    import tomllib  # 3 ms of each start with a file in place of a name
+    from importlib import resources
+
     text = (resources.files(__package__) / "model_names.toml").read_text(encoding="utf-8")
     return {name: NamedModel(**fields) for name, fields in tomllib.loads(text).items()}
 
@@ -40,4 +40,6 @@ def named_model(name: str) -> NamedModel | None:
 
 def similar_names(name: str) -> list[str]:
     """Return at most three names that look alike, the most similar first."""
+    import difflib
+
     return difflib.get_close_matches(name.lower(), named_models(), 3, 0.7)

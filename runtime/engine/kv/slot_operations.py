@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import Runner
-from ..requests.chunk import Save
-from .slots import Operation, Release, SlotTable, Trim
+from .slots import Operation, Release, Save, SlotTable, Trim
 from .tiers.mover import KVMover
 
 _log = logging.getLogger(__name__)
@@ -37,13 +36,7 @@ class SlotOperations:
                 continue
             if isinstance(operation, Save):
                 if operation.slot not in lost:
-                    self._mover.save(
-                        operation.slot,
-                        operation.keys,
-                        operation.start,
-                        operation.states,
-                        leaves=operation.leaves,
-                    )
+                    self._mover.save(operation)
                 continue
             if isinstance(operation, Trim):
                 self._runner.trim(operation.slot, operation.length)

@@ -114,7 +114,15 @@ def test_a_huge_array_is_refused_at_once() -> None:
 
 
 @given(
-    st.lists(st.one_of(st.binary(max_size=3), st.text(max_size=3).map(str.encode), st.just("é".encode()[:1])))
+    st.lists(
+        st.one_of(
+            st.binary(max_size=3),
+            st.text(max_size=3).map(str.encode),
+            st.just("é".encode()[:1]),
+            st.integers(254, 258).map(lambda length: b"x" * length),
+            st.just(b"y" * 65_536),
+        )
+    )
 )
 def test_strings_are_read_as_they_are_and_bytes_of_no_character_replaced(strings: list[bytes]) -> None:
     name = b"tokenizer.ggml.tokens"

@@ -25,6 +25,9 @@ from native_attention import filled
 from native_kernels import isas, linear
 from paged_attention_reference import random_case
 from quantized_linear_reference import random_weight
+from stored_weight import stored_weight
+
+from carryall.graph_opt.lower.products.stored_tiles import FORMS
 
 library, rng = Path(sys.argv[1]), np.random.default_rng(0)
 """
@@ -38,6 +41,15 @@ for case in range(150):
     for isa in isas(library):
         steps = (int(rng.integers(1, 40)), int(rng.integers(1, 6)))
         linear(library, isa, x, weight, bias, steps=steps, shift=4 * int(rng.integers(0, 16)))
+"""
+STORED = """
+for kind in sorted(FORMS):
+    for rows in (1, 5, 12, 39):
+        weight = stored_weight(library, kind, int(rng.integers(1, 70)), 256 * int(rng.integers(1, 4)), rows)
+        x = rng.standard_normal((rows, weight.inputs)).astype(np.float32)
+        for isa in isas(library):
+            steps = (int(rng.integers(1, 40)), int(rng.integers(1, 6)))
+            linear(library, isa, x, weight, None, steps=steps, shift=4 * int(rng.integers(0, 16)))
 """
 ATTENTION = """
 for case in range(12):
@@ -90,7 +102,9 @@ def sanitized(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads GCC's sanitizer")
 @pytest.mark.parametrize("sanitized", [_ADDRESS], ids=["address"], indirect=True)
-@pytest.mark.parametrize("script", [LINEAR, ATTENTION, ROUNDING], ids=["linear", "attention", "rounding"])
+@pytest.mark.parametrize(
+    "script", [LINEAR, STORED, ATTENTION, ROUNDING], ids=["linear", "stored", "attention", "rounding"]
+)
 def test_no_access_outside_of_the_arrays(sanitized: tuple[Path, list[str]], script: str) -> None:
     compiler = find_compiler() or []
     asked = [*compiler, "-print-file-name=libasan.so"]

@@ -143,9 +143,7 @@ class FileSystemStore:
         """Yield the content of each name, in order; file systems of networks read several at once."""
         for begin in range(0, len(names), _IN_FLIGHT):
             paths = [self._path(name) for name in names[begin : begin + _IN_FLIGHT]]
-            contents = self._files.cat(paths, on_error="return")
-            for path in paths:
-                content = contents[path]
+            for content in self._files.cat_ranges(paths, None, None, on_error="return"):
                 if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
                     raise content
                 yield None if isinstance(content, Exception) else content

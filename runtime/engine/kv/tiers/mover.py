@@ -82,31 +82,24 @@ class KVMover:
             resumable = tier.last_held([state_key(key) for key in keys[:count]])
         return TierPrefix(CHUNK_TOKENS * resumable, CHUNK_TOKENS * count)
 
-    def save(
-        self, slot: int, keys: Sequence[bytes], start: int, states: Sequence[int], *, leaves: bool
-    ) -> None:
+    def save(self, operation: Save) -> None:
         """Copy the chunks and states of a slot that the tiers lack.
 
-        Args:
-            slot: holds the KV.
-            keys: the keys of its chunks, from the first token on.
-            start: KV before this position may be missing in the slot.
-            states: lengths at which it has states, multiples of a chunk's length.
-            leaves: whether the slot loses it, so that the first tier keeps it, unless the engine closes.
+        What leaves the slot is kept in the first tier, unless the engine closes.
         """
-        tier = self._tier
+        tier, slot, keys = self._tier, operation.slot, operation.keys
         if tier is None:
             return
-        held = tier.near if leaves and not self.patient else tier.__contains__
+        held = tier.near if operation.leaves and not self.patient else tier.__contains__
         try:
             for i, key in enumerate(keys):
                 if held(key):
                     continue
-                if i * CHUNK_TOKENS < start:
+                if i * CHUNK_TOKENS < operation.start:
                     return  # later chunks and states are useless without this one
                 self._put(tier, key, self._runner.read_kv(slot, i * CHUNK_TOKENS, CHUNK_TOKENS))
                 self.counters.kv_saved_tokens += CHUNK_TOKENS
-            for length in states:
+            for length in operation.states:
                 key = state_key(keys[length // CHUNK_TOKENS - 1])
                 if not held(key):
                     self._put(tier, key, self._runner.read_state(slot, length))

@@ -277,17 +277,18 @@ def test_the_own_tiers_come_first(tmp_path: Path) -> None:
 
 def test_a_folder_of_a_file_system_is_a_store(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
-    store = open_store(f"file://{tmp_path}/kv")
+    store = open_store(f"file://{tmp_path}/kv [a-z]*")  # no pattern
     assert isinstance(store, FileSystemStore)
     tier = StoreTier(store, SECRET, lambda: 5.0)
     tier.put(KEYS[0], parts(0))
     assert tier.flush(10)
     tier.close()
-    other = StoreTier(open_store(f"file://{tmp_path}/kv"), SECRET, lambda: 5.0)
+    other = StoreTier(open_store(f"file://{tmp_path}/kv [a-z]*"), SECRET, lambda: 5.0)
     assert other.held(KEYS) == 1
     assert other.last_held([KEYS[3], KEYS[0], KEYS[2]]) == 2
     assert other.last_held(KEYS[1:]) == 0
-    assert other.get(KEYS[0]) is not None
+    assert other.get(KEYS[0], KEYS[1:]) is not None
+    assert other.get(KEYS[1], KEYS[2:]) is None
     assert not list(tmp_path.rglob("*.tmp"))
     other.close()
 
