@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import Runner
-from .slots import Operation, Release, Save, SlotTable, Trim
+from ..requests.chunk import Save
+from .slots import Operation, Release, SlotTable, Trim
 from .tiers.mover import KVMover
 
 _log = logging.getLogger(__name__)

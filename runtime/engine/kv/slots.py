@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ....providers.kv_groups import Held, KVGroups, resume_point
 from ....records import dataclass
-from ..requests.chunk import CHUNK_TOKENS
+from ..requests.chunk import CHUNK_TOKENS, Save
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +25,6 @@ class Copy:
     source: int
     target: int
     length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Save a slot's chunks to the tiers under ``keys``; KV before ``start`` is no longer in the slot.
-
-    So are the states after ``states`` tokens, multiples of a chunk's length. ``leaves``: the slot loses them.
-    """
-
-    slot: int
-    keys: tuple[bytes, ...]
-    start: int
-    states: tuple[int, ...] = ()
-    leaves: bool = True
 
 
 @dataclass(frozen=True, slots=True)

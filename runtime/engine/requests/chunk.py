@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ....records import dataclass
+
 # Tokens of a chunk; a multiple of every paged cache's block size.
 CHUNK_TOKENS = 64
 
@@ -45,6 +47,20 @@ class ChunkKeys:
 def state_key(key: bytes) -> bytes:
     """Return the key of the state after the tokens that the key of a chunk covers."""
     return hashlib.sha256(b"state " + key).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save a slot's chunks to the tiers under ``keys``; KV before ``start`` is no longer in the slot.
+
+    So are the states after ``states`` tokens, multiples of a chunk's length. ``leaves``: the slot loses them.
+    """
+
+    slot: int
+    keys: tuple[bytes, ...]
+    start: int
+    states: tuple[int, ...] = ()
+    leaves: bool = True
 
 
 class TierPrefix(NamedTuple):

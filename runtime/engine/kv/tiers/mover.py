@@ -15,7 +15,7 @@ from .....providers.base import Runner
 from .....records import dataclass
 from .....storage.root import cache_root
 from .....storage.secret import kv_key
-from ...requests.chunk import CHUNK_TOKENS, Parts, Tier, TierPrefix, state_key
+from ...requests.chunk import CHUNK_TOKENS, Parts, Save, Tier, TierPrefix, state_key
 from ...requests.prompt_costs import PromptCosts
 from ...requests.request import Request
 from .chunk_store import ChunkStore, open_store

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from carryall.providers.kv_groups import FullKV, WindowKV
-from carryall.runtime.engine.kv.slots import Copy, Release, Save, SlotTable, Trim, Windows
+from carryall.runtime.engine.kv.slots import Copy, Release, SlotTable, Trim, Windows
+from carryall.runtime.engine.requests.chunk import Save
 
 
 def test_lowest_free_slot_is_given_out_first() -> None:
