@@ -14,7 +14,9 @@ from typing import Any
 from .base import MessageParser, ParsedMessage
 
 _OPEN, _SEPARATOR = "<s_", "<sep/>"
+_ANY_OPEN = re.compile(_OPEN, re.IGNORECASE)
 _FIRST_TAG = re.compile(r"<[^>]*>")
+_MOST_DEEP = 100  # objects within each other; what is deeper stays a text
 
 
 def has_tags(texts: Collection[str]) -> bool:
@@ -51,8 +53,8 @@ def tags_value(text: str, tokens: Collection[str]) -> Any:
         tokens: the texts of added tokens, which may be values.
 
     Returns:
-        An object of texts, lists and objects; a list of these if ``<sep/>`` parts them; ``{"text_sequence":
-        text}`` for a text without tags.
+        An object of texts, lists and objects, those within 100 others as texts; a list of these if ``<sep/>``
+        parts them; ``{"text_sequence": text}`` for a text without tags.
     """
     objects, rest, ended = _objects(text, tokens)
     if not ended:
@@ -60,19 +62,21 @@ def tags_value(text: str, tokens: Collection[str]) -> Any:
     return objects[0] if objects else {"text_sequence": rest}
 
 
-def _objects(text: str, tokens: Collection[str]) -> tuple[list[Any], str, bool]:
+def _objects(text: str, tokens: Collection[str], depth: int = 0) -> tuple[list[Any], str, bool]:
     """Return the objects of a text, what is left of it, and whether no separator parts them."""
     objects: list[Any] = []
     fields: dict[str, Any] = {}
     while (opened := _opening(text)) is not None:
-        key = opened[len(_OPEN) : -1]
-        closed = re.search(rf"</s_{re.escape(key)}>", text, re.IGNORECASE)
+        begin, end = opened
+        tag, key = text[begin:end], text[begin + len(_OPEN) : end - 1]
+        closing = re.compile(rf"</s_{re.escape(key)}>", re.IGNORECASE)
+        closed = closing.search(text)
         if closed is None:
-            text = text.replace(opened, "")
+            text = text.replace(tag, "")
             continue
-        inside = re.search(f"{re.escape(opened)}(.*?){re.escape(closed[0])}", text, re.IGNORECASE | re.DOTALL)
-        if inside is not None:
-            _add(fields, key, inside[1].strip(), tokens)
+        behind = closed if closed.start() >= end else closing.search(text, end)
+        if behind is not None:
+            _add(fields, key, text[end : behind.start()].strip(), tokens, depth)
         text = text[text.find(closed[0]) + len(closed[0]) :].strip()
         if text.startswith(_SEPARATOR):
             objects.append(fields)
@@ -81,17 +85,17 @@ def _objects(text: str, tokens: Collection[str]) -> tuple[list[Any], str, bool]:
     return [*objects, *([fields] if fields else [])], text, not parted
 
 
-def _opening(text: str) -> str | None:
-    """Return the first tag that opens a field; None if there is none."""
-    begin = re.search(_OPEN, text, re.IGNORECASE)
+def _opening(text: str) -> tuple[int, int] | None:
+    """Return where the first tag that opens a field begins and ends; None if there is none."""
+    begin = _ANY_OPEN.search(text)
     end = -1 if begin is None else text.find(">", begin.start())
-    return None if begin is None or end < 0 else text[begin.start() : end + 1]
+    return None if begin is None or end < 0 else (begin.start(), end + 1)
 
 
-def _add(fields: dict[str, Any], key: str, inside: str, tokens: Collection[str]) -> None:
+def _add(fields: dict[str, Any], key: str, inside: str, tokens: Collection[str], depth: int) -> None:
     """Add the value of a field; one without objects, in spite of its tags, is left out."""
-    if _OPEN in inside and "</s_" in inside:
-        objects, _, _ = _objects(inside, tokens)
+    if _OPEN in inside and "</s_" in inside and depth < _MOST_DEEP:
+        objects, _, _ = _objects(inside, tokens, depth + 1)
         if objects:
             fields[key] = objects[0] if len(objects) == 1 else objects
         return

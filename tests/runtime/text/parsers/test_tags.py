@@ -41,3 +41,20 @@ def test_an_answer_that_is_cut_keeps_its_whole_fields() -> None:
 def test_only_tokens_that_open_fields_are_tags() -> None:
     assert has_tags(["<s>", "<s_menu>"])
     assert not has_tags(["<s>", "</s>", "<sep/>"])
+
+
+def test_tags_without_end_or_bottom_are_read() -> None:
+    """Both orders of many tags, and more objects within each other than Python's calls."""
+    many = 3_000
+    assert tags_value("</s_a>" * many + "<s_a>" * many, TOKENS) == {"text_sequence": ""}
+    value = tags_value("".join(f"<s_{n}>" for n in range(many)) + "x", TOKENS)
+    assert value == {"text_sequence": "x"}
+    value = tags_value(
+        "".join(f"<s_{n}>" for n in range(many)) + "x" + "".join(f"</s_{n}>" for n in reversed(range(many))),
+        TOKENS,
+    )
+    depth = 0
+    while isinstance(value, dict):
+        (value,), depth = value.values(), depth + 1
+    assert depth == 101
+    assert value.startswith("<s_101><s_102>")
