@@ -141,9 +141,16 @@ class _LateInit:
         return bound
 
 
+class _Factory:
+    """The default of an argument whose field has a factory."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
 def _init(cls: type[Any], *, frozen: bool) -> FunctionType:
     """Compile the ``__init__`` of a class."""
-    names: dict[str, Any] = {"_set": _set, "_missing": _MISSING}
+    names: dict[str, Any] = {"_set": _set, "_missing": _Factory(), "__name__": cls.__module__}
     places, named, body = list[str](), list[str](), list[str]()
     for each in dataclasses.fields(cls):
         made = each.default_factory is not _MISSING
@@ -165,4 +172,6 @@ def _init(cls: type[Any], *, frozen: bool) -> FunctionType:
     exec(f"def __init__({arguments}):\n " + "\n ".join(body or ["pass"]), names)  # noqa: S102
     init: FunctionType = names["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__annotations__ = {each.name: each.type for each in dataclasses.fields(cls) if each.init}
+    init.__annotations__["return"] = None
     return init

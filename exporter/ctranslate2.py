@@ -18,11 +18,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..storage.stored_tensor import Array
-from ..storage.writing import writing
+from ..storage.writing import save_tensors, writing
 from .config import CONFIG_FILE, GENERATION_FILE, read_json
 from .image_processor import PREPROCESSOR_FILE
 
@@ -114,8 +113,7 @@ def write_checkpoint(source: Path, target: Path) -> None:
             (target / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     with writing(target / tokenizer.name):
         shutil.copyfile(tokenizer, target / tokenizer.name)
-    with writing(target / "model.safetensors"):
-        save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    save_tensors(tensors, target / "model.safetensors", {"format": "pt"})
 
 
 def _variables(path: Path) -> Iterator[tuple[str, Array]]:

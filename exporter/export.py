@@ -48,7 +48,7 @@ def export_model(
     """Build the portable graph of a checkpoint folder, with lazily read weights.
 
     Args:
-        source: the folder.
+        source: the folder, or the file of ``tensors``.
         config: the content of its config.json, if already read.
         tensors: the tensors by name, if they are not in the folder's safetensors files.
         stacks: matrices among them that the graph may take together, as ``EXPERT_STACKS``, which is not

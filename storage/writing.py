@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from .paths import check_target
 
@@ -109,6 +113,24 @@ def sync(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def save_tensors(
+    tensors: Mapping[str, npt.NDArray[Any]], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: it cannot be written; the error names ``path``.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    with writing(path):
+        try:
+            save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata)
+        except SafetensorError as error:  # it has the reason in words
+            raise OSError(str(error)) from error
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

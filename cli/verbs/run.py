@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ...errors import UsageError
 from ...runtime.api.llm import LLM
 from ...runtime.api.requests import Prompt, RequestFactory
 from ...runtime.models.loading import LoadedModel
-from ...runtime.process.garbage import collector_paused
+from ...runtime.process.garbage import collector_paused, lasting_objects
 from ...runtime.types.outputs import CompletionOutput, RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
 from .. import generation
@@ -146,9 +145,11 @@ def command(
     if prompt is None and not audio and (raw or tools is not None or (as_json and not images)):
         raise UsageError(_NO_PROMPT)
     lora = generation.only_lora(chosen.model)
-    paused = click.get_current_context().with_resource(contextlib.ExitStack())
+    lasting = click.get_current_context().with_resource(contextlib.ExitStack())
+    paused = lasting.enter_context(contextlib.ExitStack())
     paused.enter_context(collector_paused())
-    paused.callback(gc.freeze)  # a prepared graph is much to look at: 40 ms after the first token
+    # A prepared graph is much to look at: 40 ms after the first token.
+    paused.callback(lambda: lasting.enter_context(lasting_objects()))
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     if audio:
         paused.close()

@@ -141,7 +141,10 @@ class GgufFile:
             return
         shape = next((change for end, change in form.shapes.items() if name.endswith(end)), None)
         if shape is not None:
-            info = dataclasses.replace(info, shape=shape(info.shape))
+            changed = shape(info.shape)
+            if math.prod(changed) != math.prod(info.shape):
+                raise damaged(data.path, f"tensor '{info.name}' has the shape {list(info.shape)}")
+            info = dataclasses.replace(info, shape=changed)
         shifted = name.endswith("norm.weight") and not name.endswith(form.plain_norms)
         offset = form.norm_offset if shifted else 0.0
         change = next((view for end, view in form.views.items() if name.endswith(end)), None)

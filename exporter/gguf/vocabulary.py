@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers
 
 from ...errors import CheckpointError
 from ...records import dataclass
+from ...storage.writing import save_tensors
 from .text_table import Numbers, TextTable
 
 VOCABULARY_FILE = "vocabulary.safetensors"
@@ -75,9 +76,7 @@ class Vocabulary:
             arrays |= {"pairs": self.merges.pairs, "wholes": self.merges.wholes}
         if self.scores is not None:
             arrays["scores"] = self.scores
-        save_file(
-            {name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / VOCABULARY_FILE
-        )
+        save_tensors(arrays, folder / VOCABULARY_FILE)
 
     @staticmethod
     def read(folder: Path) -> Vocabulary:

@@ -350,7 +350,7 @@ class GgufModel(InPlaceModel):
         from ...exporter.export import export_model
 
         return export_model(
-            self.folder, self.config, self.opened().tensors, self._stacks if stacked else None
+            self.model_path, self.config, self.opened().tensors, self._stacks if stacked else None
         )
 
     @property

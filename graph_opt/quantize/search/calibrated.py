@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from ....errors import GraphError
 from ....progress import Progress
 from ....records import dataclass
+from ....storage.writing import save_tensors
 from ..algorithms import awq, gptq
 from ..algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
 from ..calibration.activations import Tokens
@@ -67,7 +68,7 @@ class QuantizedLayers:
         path = self._folder / f"{len(self._files)}.safetensors"
         parts = {part: each for part, each in result._asdict().items() if each is not None}
         # Not NumPy's format: it parses Python, which fails at times in several threads (CPython 3.11).
-        save_file({part: np.ascontiguousarray(each) for part, each in parts.items()}, path)
+        save_tensors(parts, path)
         self._files[name] = path
 
     def quantizer(self, name: str) -> Quantizer | None:

@@ -16,6 +16,8 @@ from ...process.large_json import SMALL, parse
 
 Json = dict[str, Any]
 _DISCARD_SECONDS = 2.0
+# Of answers to bodies of which a part is unread: the connection cannot be reused.
+_LAST = {"Connection": "close"}
 
 
 async def read_object(request: Request, most_bytes: int, most_seconds: float) -> Json:
@@ -58,7 +60,8 @@ async def read_bytes(request: Request, most_bytes: int, most_seconds: float) -> 
         async with asyncio.timeout(most_seconds):
             return await _read(request, most_bytes)
     except TimeoutError as error:
-        raise HTTPException(408, f"the body was not complete after {most_seconds:g} seconds") from error
+        late = f"the body was not complete after {most_seconds:g} seconds"
+        raise HTTPException(408, late, _LAST) from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the client disconnected before the body was complete") from error
 
@@ -91,8 +94,7 @@ async def _discard(stream: AsyncIterator[bytes]) -> None:
 
 
 def _too_large(most: int) -> HTTPException:
-    # A part of the body may be unread, so the connection cannot be reused.
-    return HTTPException(413, f"the body has more than {most} bytes", {"Connection": "close"})
+    return HTTPException(413, f"the body has more than {most} bytes", _LAST)
 
 
 def _reject_constant(name: str) -> NoReturn:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import onnxruntime as ort
 import pytest
 from engines import CachedDecoder
 from exporter_golden import COLUMNS, golden_path, prompt
 from fuzzing import CORPORA
+from tiny_gguf import rewrite
 
 from carryall.errors import CheckpointError
 from carryall.exporter.export import export_package
@@ -66,3 +68,15 @@ def test_most_architectures_have_a_file() -> None:
     }
     alike = {"qwen2moe", "qwen2vl", "qwen3vl", "qwen3vlmoe", "nemotron_h"}
     assert ARCHITECTURES.keys() - covered - written == alike
+
+
+def test_a_convolution_of_another_form_is_refused(tmp_path: Path) -> None:
+    def twice(tensor: gguf.ReaderTensor) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        array = np.array(tensor.data)
+        return np.concatenate([array, array]) if "ssm_conv1d_k" in tensor.name else array, tensor.tensor_type
+
+    rewrite(CORPORA / "converted_ggufs" / "kimi_linear.gguf", tmp_path / "m.gguf", {}, twice)
+    with pytest.raises(
+        CheckpointError, match=r"tensor 'blk.0.ssm_conv1d_k.weight' has the shape \[2, 32, 1, 4\]"
+    ):
+        GgufFile(tmp_path / "m.gguf")

@@ -328,3 +328,14 @@ def test_a_file_is_evaluated_as_stored_too(tmp_path: Path) -> None:
     report = carryall.evaluate(path, text="abba baab " * 20, max_tokens=40, as_stored=True)
     assert report.prediction.stored is not None
     assert report.prediction.stored.perplexity > 1
+
+
+def test_a_missing_tensor_is_one_of_the_file(tmp_path: Path, cache: Path) -> None:
+    write_gguf("qwen3", tmp_path / "m.gguf")
+    changed = (
+        (tmp_path / "m.gguf").read_bytes().replace(b"blk.1.attn_k_norm.weight", b"blk.1.attn_k_morm.weight")
+    )
+    (tmp_path / "m.gguf").write_bytes(changed)
+    lost = f"{tmp_path / 'm.gguf'} holds no tensor 'model.layers.1.self_attn.k_norm.weight'"
+    with pytest.raises(CheckpointError, match=re.escape(lost)):
+        load_model(tmp_path / "m.gguf", max_slots=2)

@@ -256,7 +256,9 @@ def test_a_body_that_does_not_come_ends_the_request() -> None:
             host, _, port = served.url.removeprefix("http://").partition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n{")
-            assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
+            answer = await asyncio.wait_for(reader.read(), 30)  # to the end of the connection
+            assert b" 408 " in answer.splitlines()[0]
+            assert b"connection: close" in answer.lower()
             writer.close()
 
     asyncio.run(scenario())
