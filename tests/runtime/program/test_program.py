@@ -304,13 +304,14 @@ def test_a_failed_request_fails_what_is_behind_it_and_no_other(llm: LLM) -> None
 
     with pytest.raises(RequestError, match="context"):
         some.run(llm, 600)
+    before = threading.active_count()
     good, bad = some.run_batch(llm, [{"length": 3}, {"length": 600}], return_errors=True)
     assert isinstance(bad, RequestError)
     assert not isinstance(good, Exception)
     assert good["b"]
     with pytest.raises(RequestError, match="context"):
         some.run_batch(llm, [{"length": 600}, {"length": 3}])
-    assert threading.active_count() < 30
+    assert threading.active_count() <= before + 2
 
 
 def test_a_model_without_a_template_runs_texts_only(tmp_path: Path) -> None:
