@@ -170,18 +170,18 @@ def _tower_report(names: tuple[str, str], bars: Bars | None, progress: Progress)
         names=(f"{names[0]}: {VISION_FILE}", f"{names[1]}: {VISION_FILE}"),
         progress=progress,
     )
-    readers = [path / TEXT_ENCODER_FILE for path in paths]
-    if not readers[0].is_file():
+    reader, other = (path / TEXT_ENCODER_FILE for path in paths)
+    if not reader.is_file():
         return report
-    width = load_model(readers[0]).graph.inputs[0].shape[-1]
+    shape = load_model(reader).graph.inputs[0].shape
+    width = None if shape is None else shape[-1]
+    if not isinstance(width, int):
+        raise UsageError(f"{names[0]} is damaged: {TEXT_ENCODER_FILE} states no width of its rows")
+    states = rng.standard_normal((_STATES, width)).astype(np.float32)
     read = verify_graphs(
-        *readers,
-        [
-            {
-                IMAGE_STATES: rng.standard_normal((_STATES, width)).astype(np.float32),
-                INPUT_IDS: np.arange(_TEXT),
-            }
-        ],
+        reader,
+        other,
+        [{IMAGE_STATES: states, INPUT_IDS: np.arange(_TEXT)}],
         bars,
         names=(f"{names[0]}: {TEXT_ENCODER_FILE}", f"{names[1]}: {TEXT_ENCODER_FILE}"),
         progress=progress,
