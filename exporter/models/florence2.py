@@ -10,9 +10,9 @@ import dataclasses
 import onnx_ir as ir
 
 from ...errors import UnsupportedModelError
-from ..config import DecoderConfig, RawConfig, decoder_config, integer, text_config, with_defaults
+from ..config import DecoderConfig, RawConfig, integer, text_config, with_defaults
 from ..decoder import Decoder
-from .vision_encoder_decoder import cross_decoder
+from .vision_encoder_decoder import bart_config, cross_decoder
 
 _TEXT: RawConfig = {
     "vocab_size": 50265,
@@ -34,22 +34,11 @@ LANGUAGE = "model.language_model"
 def config(raw: RawConfig) -> DecoderConfig:
     """Normalise config.json, whose ``text_config`` describes encoder and decoder of the text."""
     text = text_part(raw)
-    width, num_layers = integer(text, "d_model"), integer(text, "decoder_layers")
-    renamed = {
-        "hidden_size": width,
-        "intermediate_size": text["decoder_ffn_dim"],
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": text["decoder_attention_heads"],
-        "num_key_value_heads": text["decoder_attention_heads"],
-        "head_dim": None,
-        "hidden_act": text["activation_function"],
-        "rms_norm_eps": 1e-5,
-    }
-    normalised = decoder_config({**text, **renamed}, ropes=[None] * num_layers)
+    normalised = bart_config(text)
     return dataclasses.replace(
         normalised,
         norm_first=False,
-        encoder_width=width,
+        encoder_width=normalised.hidden_size,
         encoder_rows=integer(text, "max_position_embeddings"),
         embedding_scale=embedding_scale(text),
         embedding_norm=True,

@@ -108,9 +108,8 @@ class Stage:
     depth: int
 
 
-def config(raw: RawConfig) -> DecoderConfig:
-    """Normalise config.json."""
-    decoder = decoder_part(raw)
+def bart_config(decoder: RawConfig) -> DecoderConfig:
+    """Normalise BART's names of a decoder's sizes, which its relatives have too."""
     width, num_layers = integer(decoder, "d_model"), integer(decoder, "decoder_layers")
     renamed = {
         "hidden_size": width,
@@ -122,13 +121,19 @@ def config(raw: RawConfig) -> DecoderConfig:
         "hidden_act": decoder["activation_function"],
         "rms_norm_eps": 1e-5,
     }
-    normalised = decoder_config({**decoder, **renamed}, ropes=[None] * num_layers)
+    return decoder_config({**decoder, **renamed}, ropes=[None] * num_layers)
+
+
+def config(raw: RawConfig) -> DecoderConfig:
+    """Normalise config.json."""
+    decoder = decoder_part(raw)
+    normalised = bart_config(decoder)
     return dataclasses.replace(
         normalised,
         norm_first=decoder["model_type"] in _NORM_FIRST,
         encoder_width=rows_width(raw),
         encoder_rows=_num_rows(encoder_part(raw)),
-        embedding_scale=width**0.5 if decoder["scale_embedding"] else 1.0,
+        embedding_scale=normalised.hidden_size**0.5 if decoder["scale_embedding"] else 1.0,
         embedding_norm=bool(decoder["layernorm_embedding"]),
         sinusoid_start=None if decoder["use_learned_position_embeddings"] else _first_sinusoid(decoder),
     )
