@@ -165,10 +165,12 @@ class EncoderOutput:
     Args:
         key: 32 bytes that tell outputs apart; slots with equal keys share their keys and values.
         states: [rows, info.encoder_width].
+        num_tokens: tokens of a prompt that the encoder read, each row of a picture being one; 0 for sound.
     """
 
     key: bytes
     states: npt.NDArray[np.float32]
+    num_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -188,7 +188,7 @@ class Sight:
         key = hashlib.blake2b(f"{len(salt)} {salt} {asked}".encode(), digest_size=32)
         key.update(picture.key)
         states = encoder.read(picture, asked, salt) if use == "asks" else encoder.states(picture, salt)
-        output = EncoderOutput(key.digest(), states)
+        output = EncoderOutput(key.digest(), states, len(states))
         if use == "asks":
             rules, (height, width) = encoder.geometry.places(encoder.processor, text), picture.size
             return SeenPicture(output, places=Places(width=width, height=height, **rules))

@@ -22,6 +22,7 @@ from ..images.encoding import ImageEncoder, States
 from ..process.threads import at_lower_priority
 from .model_source import SourceModel
 from .tower_graph import tower_graph
+from .tower_rows import TowerRows
 
 _NONE = np.zeros((0, 0), np.int64)  # groups of towers that have none
 
@@ -85,10 +86,12 @@ def open_tower(
     Raises:
         PackageError: the file is damaged.
     """
-    processor = read_image_processor(folder / IMAGE_PROCESSOR_FILE)
+    processor, rows = read_image_processor(folder / IMAGE_PROCESSOR_FILE), TowerRows(session)
 
     def run(feeds: Mapping[str, npt.NDArray[Any]]) -> States:
-        if (feeds.get(GROUPS, _NONE) < 0).any():
+        if rows.needed:
+            feeds = rows.feeds(feeds)
+        elif (feeds.get(GROUPS, _NONE) < 0).any():
             raise ProviderRuntimeError("units of different shapes are in one run of a tower for full groups")
         return change(_result(session, IMAGE_STATES, feeds, VISION_FILE))
 

@@ -56,7 +56,12 @@ def test_fields_of_a_page_are_json(tmp_path: Path) -> None:
     assert response.status_code == 200, response.text
     answer = response.json()
     assert json.loads(answer["choices"][0]["message"]["content"]) == recorded["json"]
-    assert answer["usage"]["prompt_tokens"] == len(recorded["prompt"])
+    with LLM(folder, provider="cpu") as llm:
+        encoder = llm.render_chat(asked).encoder
+    assert encoder is not None
+    rows = len(encoder.states)
+    assert rows > 0
+    assert answer["usage"]["prompt_tokens"] == rows + len(recorded["prompt"])
     assert refused.status_code == 400
     assert "writes tags and places" in refused.json()["error"]["message"]
 
