@@ -549,11 +549,14 @@ class Provider(abc.ABC):
         """Return what else ``text_passes`` depends on, such as the processor, for the key of the cache."""
         return ""
 
-    def tower_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Return the passes that lower ``vision.onnx``, whose groups will be full, in order."""
+    def tower_passes(self, config: RunnerConfig, *, quantized: bool = False) -> list[ir.passes.PassBase]:
+        """Return the passes that lower ``vision.onnx``, whose groups will be full, in order.
+
+        ``quantized`` says whether the model behind it has quantized weights.
+        """
         return []
 
-    def tower_form(self, config: RunnerConfig) -> str | None:
+    def tower_form(self, config: RunnerConfig, *, quantized: bool = False) -> str | None:
         """Return a name for what ``tower_passes`` write, None if there are none; it needs no graphs."""
         return None
 

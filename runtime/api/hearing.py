@@ -12,6 +12,7 @@ from ..audio.encoding import AudioEncoder
 from ..audio.opening import open_sound
 from ..audio.speech_tokens import SpeechTokens
 from ..audio.transcription import Steps, Transcriber, TranscriptionOptions
+from ..audio.word_times import Alignment
 from ..text.tokenizer import Tokenizer
 
 
@@ -27,7 +28,7 @@ class Hearing:
 
     def __init__(
         self,
-        open_encoder: Callable[[], tuple[AudioEncoder, Mapping[str, Any]]],
+        open_encoder: Callable[[], tuple[AudioEncoder, Mapping[str, Any], Alignment]],
         find_tokenizer: Callable[[], Tokenizer],
         context_length: int,
         vocab_size: int,
@@ -38,10 +39,10 @@ class Hearing:
 
     @functools.cached_property
     def _transcriber(self) -> Transcriber:
-        encoder, generation = self._open()
+        encoder, generation, align = self._open()
         tokenizer = self._find_tokenizer()
         tokens = SpeechTokens.of(tokenizer, generation, self._vocab_size)
-        return Transcriber(encoder, tokens, tokenizer, self._context_length)
+        return Transcriber(encoder, tokens, tokenizer, self._context_length, align)
 
     @property
     def transcriber(self) -> Transcriber:
