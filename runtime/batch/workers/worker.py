@@ -88,7 +88,13 @@ def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine:
         seed=spec.seed,
         created=spec.created,
     )
-    return OfflineEngine(engine, preparer, worker=spec.worker or loaded.provider, window=spec.window)
+    return OfflineEngine(
+        engine,
+        preparer,
+        worker=spec.worker or loaded.provider,
+        window=spec.window,
+        sees=loaded.reads_images,
+    )
 
 
 def _engine_config(fields: Mapping[str, Any]) -> EngineConfig:
