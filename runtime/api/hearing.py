@@ -24,6 +24,7 @@ class Hearing:
         find_tokenizer: returns the model's tokenizer, or raises UsageError.
         context_length: tokens of a sequence.
         vocab_size: columns of the logits.
+        most_seconds: of a recording.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class Hearing:
         find_tokenizer: Callable[[], Tokenizer],
         context_length: int,
         vocab_size: int,
+        most_seconds: float,
     ) -> None:
         self._open, self._find_tokenizer, self._context_length = open_encoder, find_tokenizer, context_length
-        self._vocab_size = vocab_size
+        self._vocab_size, self._most_seconds = vocab_size, most_seconds
         self._lock = threading.Lock()
 
     @functools.cached_property
@@ -68,7 +70,7 @@ class Hearing:
         """
         transcriber, options = self.transcriber, transcription_options(fields)
         transcriber.check(options)
-        return transcriber.steps(open_sound(source, transcriber.rate), options, salt)
+        return transcriber.steps(open_sound(source, transcriber.rate, self._most_seconds), options, salt)
 
 
 def transcription_options(fields: Mapping[str, Any]) -> TranscriptionOptions:

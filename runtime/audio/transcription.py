@@ -320,7 +320,8 @@ class Transcriber:
             inside = [min(max(moment, segment.start), segment.end) for moment in moments]
             words = words_of(
                 [attempt.token_ids[n] for n in texts],
-                [(inside[n], inside[n + 1]) for n in texts],
+                # The time in front of a segment's text, to which no sound belongs, is that of its first word.
+                [(inside[place if n == texts[0] else n], inside[n + 1]) for n in texts],
                 self._tokenizer.decode,
                 language,
             )
