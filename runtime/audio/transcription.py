@@ -313,20 +313,20 @@ class Transcriber:
         ends = token_ends(weights[:, len(attempt.prompt) :, : max(1, size // _STRIDE)])
         second = self.encoder.processor.rate / self.encoder.processor.hop
         moments = [seek / second, *((seek + ends * _STRIDE) / second).tolist()]
-        timed, place = list[Segment](), 0
+        timed, place, spoken = list[Segment](), 0, 0
         for segment in segments:
             place = _place_of(segment.token_ids, attempt.token_ids, place)
             texts = [n for n, token in enumerate(segment.token_ids, place) if token < self.tokens.end]
             inside = [min(max(moment, segment.start), segment.end) for moment in moments]
             words = words_of(
                 [attempt.token_ids[n] for n in texts],
-                # The time in front of a segment's text, to which no sound belongs, is that of its first word.
-                [(inside[place if n == texts[0] else n], inside[n + 1]) for n in texts],
+                # No sound belongs to the tokens of times in front of the first word.
+                [(inside[spoken if n == texts[0] else n], inside[n + 1]) for n in texts],
                 self._tokenizer.decode,
                 language,
             )
             timed.append(dataclasses.replace(segment, words=tuple(words)))
-            place += len(segment.token_ids)
+            place, spoken = place + len(segment.token_ids), texts[-1] + 1
         return timed
 
 
