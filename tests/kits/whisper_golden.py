@@ -120,7 +120,8 @@ def transformers_times(checkpoint: Path) -> dict[str, Array]:
 def main() -> None:
     """Record the file."""
     with tempfile.TemporaryDirectory() as folder:
-        np.savez_compressed(TIMES_PATH, **transformers_times(write_whisper(Path(folder), SEED)))
+        times: dict[str, Any] = dict(transformers_times(write_whisper(Path(folder), SEED)))
+    np.savez_compressed(TIMES_PATH, **times)
     with tempfile.TemporaryDirectory() as folder:
         answer = transformers_answer(write_whisper(Path(folder), SEED))
     print(f"smallest margin {float(answer['margin']):.1e}")

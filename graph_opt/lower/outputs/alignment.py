@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from ....contract import ALIGNMENT
 from ....errors import GraphError
+from ...analysis.decoder_inputs import encoder_caches
 from ...graph.edit import float_attribute, insert, nodes_of, shared_constant, static_size
 from ...passes.base import GraphPass
-from ..attention.cross_attention import encoder_caches
 
 
 class AlignmentPass(GraphPass):
@@ -66,9 +66,9 @@ class AlignmentPass(GraphPass):
         output.shape = ir.Shape(["heads", "sequence", "total_encoder_rows"])
         needed = _behind(output)
         # onnxruntime 1.32 computes no attention with a cache whose present one is no output.
-        caches = [value for value in graph.outputs if value.producer() in needed]
+        kept = [value for value in graph.outputs if value.producer() in needed]
         graph.outputs.clear()
-        graph.outputs.extend([output, *caches])
+        graph.outputs.extend([output, *kept])
         self.fired += 1
 
 
