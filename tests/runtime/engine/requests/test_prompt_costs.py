@@ -131,7 +131,7 @@ def test_disturbed_steps_make_small_pieces() -> None:
 
 
 def drive(scheduler: Scheduler, steps: int, factor: float = 1.0) -> list[int]:
-    """Run steps with ``factor`` times the seconds of the model above; return the prompt tokens of each step."""
+    """Run steps with ``factor`` times the seconds of the model; return the prompt tokens of each."""
     found = []
     for _ in range(steps):
         plan = scheduler.plan()
