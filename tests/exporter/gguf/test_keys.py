@@ -241,7 +241,23 @@ def test_all_known_keys_of_tokenizers_are_in_a_table() -> None:
     """Those of the gguf package: a newer package with more keys shows here what is to be decided."""
     keys = [value for name, value in vars(gguf.Keys.Tokenizer).items() if name.isupper()]
     for key in keys:
-        read({**metadata(), key.replace("{name}", "tool_use"): 0})
+        value = "" if key == "tokenizer.chat_template" else False
+        read({**metadata(), key.replace("{name}", "tool_use"): value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("chat_template", 3, "text"),
+        ("chat_template", ["a"], "text"),
+        ("ggml.add_bos_token", 1, "flag"),
+        ("ggml.add_eos_token", "no", "flag"),
+        ("ggml.add_space_prefix", 0, "flag"),
+    ],
+)
+def test_values_of_tokenizers_have_their_types(key: str, value: object, kind: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"'tokenizer\.{re.escape(key)}' is .*, no {kind}"):
+        read({**metadata(), f"tokenizer.{key}": value})
 
 
 def test_a_file_that_ends_texts_does_so(tmp_path: Path) -> None:
