@@ -137,10 +137,9 @@ class Checkpoint:
         left, right = self._tensors[name], self._tensors[other]
         if left.shape != right.shape or left.packed is not None or right.packed is not None:
             return False
-        parts = (slice(first, first + _ROWS) for first in range(0, left.shape[0], _ROWS))
         return any(
-            not np.array_equal(left.read(lambda x, p=part: x[p]), right.read(lambda x, p=part: x[p]))
-            for part in parts
+            not np.array_equal(left.read(_rows_from(first)), right.read(_rows_from(first)))
+            for first in range(0, left.shape[0], _ROWS)
         )
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
@@ -178,6 +177,11 @@ class Checkpoint:
         for found in filter(None, map(_LAYER.match, self._tensors)):
             numbers[found[1]].add(int(found[2]))
         return {prefix: max(found) + 1 for prefix, found in numbers.items()}
+
+
+def _rows_from(first: int) -> Callable[[Array], Array]:
+    """Return a view of up to ``_ROWS`` rows of a matrix."""
+    return lambda matrix: matrix[first : first + _ROWS]
 
 
 def shape_through(

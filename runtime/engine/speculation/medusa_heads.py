@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ....errors import ProviderRuntimeError
 from ..requests.request import Request
-from .draft_model import draw_guesses
+from .drafter import draw_guesses
 from .proposer import Tokens
 
 _log = logging.getLogger(__name__)
