@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ....providers.base import Row, Runner
 from ....records import dataclass
 from ..requests.request import Request
-from .drafter import Drafter, draw_guesses
 from .proposer import Tokens
+from .runner_proposer import RunnerProposer, draw_guesses
 
 # The head reads so many tokens before its first proposal, and after a pause. It predicts near tokens, and the
 # model's states sum up those before; more would make proposals wait.
@@ -139,7 +139,7 @@ class _Followed:
         return states
 
 
-class DraftHead(Drafter[_Followed]):
+class DraftHead(RunnerProposer[_Followed]):
     """Propose the tokens that a head of the model generates.
 
     For random sampling it uses the uniforms of the request itself, as ``DraftModel`` does.

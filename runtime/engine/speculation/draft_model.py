@@ -10,8 +10,8 @@ import numpy as np
 from ....providers.base import Row, Runner
 from ....records import dataclass
 from ..requests.request import Request
-from .drafter import Drafter, draw_guesses
 from .proposer import Tokens
+from .runner_proposer import RunnerProposer, draw_guesses
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Followed:
         return min(held, last)
 
 
-class DraftModel(Drafter[_Followed]):
+class DraftModel(RunnerProposer[_Followed]):
     """Propose the tokens that a draft model generates.
 
     For random sampling it uses the uniforms of the request itself: where both models agree on the

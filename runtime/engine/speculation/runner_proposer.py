@@ -23,10 +23,10 @@ _NO_TOKENS: Tokens = np.empty(0, np.int64)
 
 
 class Followed(Protocol):
-    """What a drafter knows of a request.
+    """What a proposer knows of a request.
 
     Attributes:
-        slot: holds the drafter's KV of the request.
+        slot: holds the proposer's KV of the request.
     """
 
     slot: int
@@ -35,7 +35,7 @@ class Followed(Protocol):
 F = TypeVar("F", bound=Followed)
 
 
-class Drafter(ABC, Generic[F]):
+class RunnerProposer(ABC, Generic[F]):
     """Propose the tokens that a runner generates.
 
     Args:
@@ -46,7 +46,7 @@ class Drafter(ABC, Generic[F]):
         name: what it is, in the log.
     """
 
-    name = "drafter"
+    name = "runner"
 
     def __init__(self, runner: Runner, max_tokens: int) -> None:
         self.max_tokens = max_tokens
