@@ -18,8 +18,7 @@ import numpy.typing as npt
 from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
 from ...storage.file_identity import OpenFile
 from ...storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows, StoredStack, StoredTensor
-from .architecture import Architecture, Join, tensor_name
-from .architectures import architecture
+from .architecture import Architecture, Join, architecture, tensor_name
 from .blocks import LAYOUTS, decode, take_apart
 from .config import config_of
 from .header import Header, ShortHeaderError, TensorInfo, damaged, read_header

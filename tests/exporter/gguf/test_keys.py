@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_gguf import write_gguf
 
 from carryall.errors import CheckpointError, UnsupportedModelError
-from carryall.exporter.gguf.architectures import ARCHITECTURES
+from carryall.exporter.gguf.architecture import architectures
 from carryall.exporter.gguf.config import config_of
 from carryall.exporter.gguf.file import GgufFile
 from carryall.exporter.gguf.keys import READ, READ_OF_TOKENIZER
@@ -226,7 +226,7 @@ def test_the_usual_pattern_of_windows_is_accepted(name: str, period: int) -> Non
         read(metadata(name, attention__sliding_window_pattern=[not layer for layer in layers]))
 
 
-@given(name=st.sampled_from(sorted(ARCHITECTURES)), key=st.text("abc._", min_size=1), value=st.integers())
+@given(name=st.sampled_from(sorted(architectures())), key=st.text("abc._", min_size=1), value=st.integers())
 def test_unknown_keys_are_refused_and_those_of_others_are_not(name: str, key: str, value: int) -> None:
     found = metadata(name)
     with pytest.raises(UnsupportedModelError, match=re.escape(f"{name}.unknown{key} = {value}"[:80])):
