@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...contract import SEQLENS_K
 from ...errors import CarryallWarning, ProviderUnavailableError, UsageError
-from ...graph_opt.lower.kernels import CPU, Kernels
+from ...graph_opt.lower.kernels import CPU, Kernels, TilePacker
 from ...options import Checked
 from ...records import dataclass
 from ..base import Runner, RunnerConfig
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CARRYALL = "carryall"  # the value of ``kernels``
 _PAGED, _EXPLICIT = "paged", "explicit"  # values of ``kv_memory``
+_SPIN_MICROSECONDS = 50  # the time that the system takes to wake a thread
 _SLOW = (
     "carryall's CPU kernels are not built, so prompts take 6 to 9 times as long, and answers 2 to 3 times; "
     f"{BUILD}, or choose onnxruntime's: --provider-option kernels=onnxruntime"
@@ -117,6 +118,10 @@ class CpuProvider(OrtProvider):
         options = self._slot_options(config)
         return options.paged and options.fused_experts and options.kernels.stored_tiles is not None
 
+    def stored_packer(self, config: RunnerConfig) -> TilePacker | None:
+        """Return that of carryall's kernels, if they are chosen."""
+        return self.kernels_for(self.checked_options(config.options)).stored_tiles
+
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes``."""
         from ..ort.host_paged import host_paged_runner, is_host_paged  # 0.1 s that other sessions do not need
@@ -181,10 +186,13 @@ class CpuProvider(OrtProvider):
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return the session entries for threads, and for int8 accuracy of portable int4 graphs."""
-        return {
+        entries = {
             "session.intra_op.allow_spinning": str(int(options["spinning"])),
             "session.qdq_matmulnbits_accuracy_level": str(self.kernels.accuracy_level),
         }
+        if options["kernels"] == CARRYALL:  # a run has few parallel sections, with Python between runs
+            entries["session.intra_op.spin_duration_us"] = str(_SPIN_MICROSECONDS)
+        return entries
 
     def extend(self, settings: Any, options: Mapping[str, Any]) -> None:
         """Register carryall's kernels, if they are there and not excluded."""

@@ -125,7 +125,7 @@ def test_a_chain_equals_its_operators_bit_by_bit(
 
     total = (product(0, x) + product(1, x, bias)) + bias
     expected = total + product(3, host.run(Call("SiluAndMul", {}, [product(2, total)])))
-    for threads in (1, 2, 5):
+    for threads in (1, 2, 5, 16):  # more than there are cores, so that some sleep
         found = host.run(Call("Chain", {}, [numbers, x, *inputs], threads=threads, copies=2))
         np.testing.assert_array_equal(found, expected)
     last = host.run(Call("Chain", {}, [numbers, x[-1:], *inputs], threads=2))
