@@ -43,8 +43,8 @@ class QuantizationRecipe(Checked):
             int4, int8 yes; others no]
         embedding: format of the embedding and of a tied head. [default: int8]
         promote: With int4: additional bytes, as a share, to store the kinds of layers whose rounding
-            costs most, measured on the text, in 8 bits. [default: int4 0.12; int4-fast takes keys,
-            values and a quarter of the feed-forward outputs without a text, and none with 0]
+            costs most, measured on the text, in 8 bits; none with 0. [default: keys, values and a
+            quarter of the feed-forward outputs, without a measurement]
         budget: With int4, int8: mean bits per weight including scales, such as 4.5bits. The most
             sensitive layers get more bits.
         max_kl: With int4, int8: find the smallest mix of int4, int8 and float layers whose KL
