@@ -50,7 +50,7 @@ class QuantizationRecipe(Checked):
         max_kl: With int4, int8: find the smallest mix of int4, int8 and float layers whose KL
             divergence from the float model is at most this, in nats.
         smooth: move large activation channels into the weights (SmoothQuant); with int4, int8 only
-            inside of gated MLPs. [default: int4, int8 yes; others no]
+            inside of gated MLPs. [default: int8 yes; others no]
         max_error: With int8-dynamic, int8-static: layers whose relative error is above this, such as
             0.05, keep float activations.
         calibrator: With int8-static: the method that selects the ranges of activations. [default:
@@ -58,7 +58,7 @@ class QuantizationRecipe(Checked):
         kv: store the KV cache in 8 bits with calibrated scales: int8 per channel, int8-tensor per
             tensor.
         calibration: text file, or .jsonl file of prompts, for calibration. [default: a built-in text]
-        calibration_tokens: number of tokens of the text to use. [default: 8192; awq and gptq 16384]
+        calibration_tokens: number of tokens of the text to use. [default: 8192]
 
     Raises:
         UsageError: a setting is out of range, has no effect, or contradicts another.

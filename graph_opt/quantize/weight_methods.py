@@ -39,7 +39,7 @@ EMBEDDING_BITS = {"int4": 4, "int8": 8, FLOAT: 32}
 class WeightOnlyMethod(Method):
     """Weight-only quantization to ``bits`` bits; the other fields are defaults of the recipe's settings.
 
-    ``outliers`` is the default of both ``rotate`` and ``smooth``. With ``mixed``, and unless the recipe asks
+    With ``mixed``, and unless the recipe asks
     for a mix of its own, the weights of ``sensitive_weights`` get 8 bits.
     """
 
@@ -50,7 +50,8 @@ class WeightOnlyMethod(Method):
     algorithm: str
     block_size: int = 32
     embedding: str = "int8"
-    outliers: bool = False
+    rotates: bool = False
+    smooths: bool = False
     mixed: bool = False
 
     settings: frozenset[str] = _SETTINGS
@@ -114,10 +115,10 @@ class WeightOnlyMethod(Method):
         return [*before, quantizer], record
 
     def _rotates(self, recipe: QuantizationRecipe) -> bool:
-        return self.outliers if recipe.rotate is None else recipe.rotate
+        return self.rotates if recipe.rotate is None else recipe.rotate
 
     def _smooths(self, recipe: QuantizationRecipe) -> bool:
-        return self.outliers if recipe.smooth is None else recipe.smooth
+        return self.smooths if recipe.smooth is None else recipe.smooth
 
     def _promote(self, recipe: QuantizationRecipe) -> float:
         if recipe.budget is not None or recipe.max_kl is not None:
@@ -162,7 +163,7 @@ INT4 = WeightOnlyMethod(
     bits=4,
     symmetric=False,
     algorithm="awq+gptq",
-    outliers=True,
+    rotates=True,
     mixed=True,
     settings=_SETTINGS | {"promote"},
 )
@@ -181,7 +182,8 @@ INT8 = WeightOnlyMethod(
     bits=8,
     symmetric=False,
     algorithm="awq+gptq",
-    outliers=True,
+    rotates=True,
+    smooths=True,
 )
 INT8_FAST = WeightOnlyMethod(
     name="int8-fast",

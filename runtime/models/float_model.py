@@ -39,7 +39,6 @@ from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 
-LAYER_TOKENS = 16384  # AWQ and GPTQ estimate second moments, which needs many more tokens than channels
 _PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # windows, and tokens of each, that measure the sensitivity of weights
 
 
@@ -145,7 +144,7 @@ class FloatModel:
             self._model,
             CALIBRATED[algorithm],
             forms,
-            self._read(self._tokens or LAYER_TOKENS),
+            self._windows,
             folder,
             context_length=self._context_length,
             arithmetic=native_arithmetic(),
