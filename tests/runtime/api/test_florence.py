@@ -77,6 +77,14 @@ def test_the_checkpoint_states_how_its_answers_are_drawn(llm: LLM) -> None:
     assert params.no_repeat_ngram_size == 3
 
 
+def test_usage_counts_what_the_encoder_reads(llm: LLM) -> None:
+    prompt, seen = llm.render_chat(asking("<CAPTION>")), llm.requests.sight._encoder
+    question = seen.geometry.question(seen.processor, "<CAPTION>")
+    words = llm.requests.encode(question, add_special_tokens=False)
+    assert prompt.encoder is not None
+    assert prompt.encoder.num_tokens == seen.processor.rows + len(words)
+
+
 def test_a_picture_is_encoded_once_for_all_its_texts(llm: LLM) -> None:
     encoder = llm.requests.sight._encoder
     seen, before = picture(20, 50), encoder.num_encoded
