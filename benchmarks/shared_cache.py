@@ -1,16 +1,18 @@
-"""What a prefix costs that another process has computed: seconds to the first token, by where its KV is.
+"""What a prefix costs that another service has computed: the time to the first token, by where its KV is.
 
-    python benchmarks/shared_cache.py MODEL --tokens 4096 --prompts 3
+    python benchmarks/shared_cache.py MODEL --tokens 4096 --prompts 5
 
-A first process computes prompts and writes their KV to a server of the Redis protocol (valkey-server or
-redis-server), which this script starts. A second process asks for the same prompts with one more token each:
-*computed* is another prompt, *store* as the first one left them, *slot* once more, from its own prefix
-cache, and *host memory* after they were evicted from the slots. All are measured in turns, prompt by prompt.
+Two services (``carryall serve``) share a server of the Redis protocol (valkey-server or redis-server), which
+this script starts. The first one computes prompts. The second one is asked over HTTP for the same prompts
+with one more token each: *store* as the first service left them, *slot* once more, from its own prefix cache,
+and *host memory* after another prompt has taken their slot. All are measured in turns, prompt by prompt.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
 import os
 import shutil
 import statistics
@@ -18,13 +20,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carryall import LLM, SamplingParams
+import psutil
+import redis
 
-_OTHERS = 500  # numbers of prompts that nobody has computed
-ONE = SamplingParams(temperature=0.0, max_tokens=1)
+_QUIET = 1.0  # seconds without a new chunk, after which all are written
+
+
+class Cost(NamedTuple):
+    """Milliseconds of a first token: elapsed, and of processors of the service and of the store."""
+
+    elapsed: float
+    service: float
+    store: float
 
 
 def prompt(number: int, tokens: int) -> list[int]:
@@ -32,57 +44,141 @@ def prompt(number: int, tokens: int) -> list[int]:
     return [(number * 7919 + place * 104_729) % 1000 + 100 for place in range(tokens)]
 
 
-class Cost(NamedTuple):
-    """What a first token took: seconds, and seconds of processors in this process."""
+class Store:
+    """A server of the Redis protocol.
 
-    elapsed: float
-    processors: float
+    Args:
+        folder: of its socket.
+    """
+
+    def __init__(self, folder: str) -> None:
+        server = shutil.which("valkey-server") or shutil.which("redis-server")
+        if server is None:
+            sys.exit("install valkey-server or redis-server")
+        self.name = Path(server).name
+        socket = Path(folder, "store.sock")
+        command = [server, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while not socket.exists():
+            time.sleep(0.05)
+        self.url, self._client = f"unix://{socket}", redis.Redis(unix_socket_path=str(socket))
+
+    def settle(self) -> None:
+        """Wait until no further chunk is written."""
+        count, since = -1, time.monotonic()
+        while time.monotonic() < since + _QUIET:
+            if (now := self._client.dbsize()) != count:
+                count, since = now, time.monotonic()
+            time.sleep(0.05)
+
+    @property
+    def processors(self) -> float:
+        """Return the seconds of processors it has used; its clock is finer than the system's."""
+        facts: Any = self._client.info("cpu")
+        return float(facts["used_cpu_user"]) + float(facts["used_cpu_sys"])
 
 
-def cost(llm: LLM, tokens: list[int]) -> tuple[Cost, int]:
-    """Return what the first token takes, and the tokens that were in a cache."""
-    begun, used = time.perf_counter(), time.process_time()
-    (output,) = llm.generate([tokens], ONE)
-    spent = Cost(time.perf_counter() - begun, time.process_time() - used)
-    return spent, output.metrics.cached_tokens
+class Service:
+    """A service with one slot, whose tiers are host memory and the store.
+
+    Args:
+        process: the service.
+        address: of its HTTP port.
+        store: the store.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], address: str, store: Store) -> None:
+        self._process, self._address, self._store = psutil.Process(process.pid), address, store
+
+    def ask(self, tokens: Sequence[int]) -> tuple[Cost, int]:
+        """Return what the first token takes, and how many tokens of the prompt were in a cache."""
+        body = {"prompt": list(tokens), "max_tokens": 1, "temperature": 0, "ignore_eos": True, "stream": True,
+                "stream_options": {"include_usage": True}, "return_token_ids": True}  # fmt: skip
+        connection = http.client.HTTPConnection(self._address, timeout=600)
+        connection.connect()
+        used, stored, begun = self._processors(), self._store.processors, time.perf_counter()
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            sys.exit(f"{self._address} answered {answer.status}: {answer.read()!r}")
+        elapsed = cached = 0.0
+        while line := answer.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if event["choices"] and event["choices"][0].get("token_ids"):
+                elapsed = elapsed or time.perf_counter() - begun
+            if usage := event.get("usage"):
+                cached = usage["prompt_tokens_details"]["cached_tokens"]
+        connection.close()
+        spent = (elapsed, self._processors() - used, self._store.processors - stored)
+        return Cost(*(1000 * each for each in spent)), int(cached)
+
+    def _processors(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
 
 
-def options(args: argparse.Namespace, url: str) -> dict[str, Any]:
-    """Return the options of both processes."""
-    return {
-        "max_slots": 4,
-        "context_length": args.tokens + 64,
-        "num_threads": args.threads,
-        "prefix_cache_url": url,
-    }
+@contextmanager
+def served(args: argparse.Namespace, store: Store) -> Iterator[Service]:
+    """Start a service, and end it."""
+    command = [
+        sys.executable,
+        "-m",
+        "carryall",
+        "serve",
+        args.model,
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "none",
+    ]
+    limits = [
+        "--max-slots",
+        "1",
+        "--context-length",
+        str(args.tokens + 64),
+        "--num-threads",
+        str(args.threads),
+    ]
+    tiers = ["--prefix-cache-dir", "none", "--prefix-cache-url", store.url, "--swap-bytes", "4GB"]
+    environment = {"CARRYALL_KV_KEY": "the key of this benchmark", **os.environ}
+    process = subprocess.Popen(
+        [*command, *limits, *tiers, "--json"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if '"http"' in line), "")
+        if not line:
+            sys.exit("a service ended before it was ready")
+        yield Service(process, str(json.loads(line)["http"]), store)
+    finally:
+        process.terminate()
+        process.wait()
 
 
-def write(args: argparse.Namespace, url: str) -> None:
-    """Compute the prompts, and leave their KV in the store."""
-    with LLM(args.model, **options(args, url)) as llm:
-        for number in range(args.prompts + 1):
-            cost(llm, prompt(number, args.tokens))
-        llm.engine.flush_tiers(60)
-
-
-def read(args: argparse.Namespace, url: str) -> dict[str, list[Cost]]:
+def measured(
+    first: Service, second: Service, store: Store, args: argparse.Namespace
+) -> dict[str, list[Cost]]:
     """Return the costs of each way, of all prompts but the first, which warms up."""
-    found: dict[str, list[Cost]] = {"computed": [], "store": [], "slot": [], "host memory": []}
-    with LLM(args.model, swap_bytes=4 << 30, **options(args, url)) as llm:
-        for number in range(args.prompts + 1):
-            own = prompt(number, args.tokens)
-            computed, none = cost(llm, prompt(number + _OTHERS, args.tokens))
-            llm.engine.flush_tiers(60)  # its KV is not written while others are measured
-            store, shared = cost(llm, [*own, 5])
-            slot, held = cost(llm, [*own, 6])
-            llm.engine.scheduler.cache.clear(save=True)
-            cost(llm, [7, 8])  # the slots are empty now
-            host, swapped = cost(llm, [*own, 7])
-            print(f"cached tokens: {none}, {shared}, {held}, {swapped}", file=sys.stderr)
-            if number:
-                for name, value in zip(found, (computed, store, slot, host), strict=True):
-                    found[name].append(value)
-    return found
+    costs: dict[str, list[Cost]] = {"computed": [], "store": [], "slot": [], "host memory": []}
+    for number in range(args.prompts + 1):
+        own = prompt(number, args.tokens)
+        computed = first.ask(own)
+        store.settle()
+        shared = second.ask([*own, 5])
+        store.settle()
+        slot = second.ask([*own, 6])
+        second.ask([7, 8])  # takes the slot
+        store.settle()
+        host = second.ask([*own, 7])
+        store.settle()
+        ways = (computed, shared, slot, host)
+        print(*(f"{cost.elapsed:.0f} ms with {cached} cached," for cost, cached in ways), file=sys.stderr)
+        if number:
+            for name, (cost, _) in zip(costs, ways, strict=True):
+                costs[name].append(cost)
+    return costs
 
 
 def main() -> None:
@@ -91,33 +187,18 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--write", metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    os.environ.setdefault("CARRYALL_KV_KEY", "the key of this benchmark")
-    if args.write:
-        write(args, args.write)
-        return
-    server = shutil.which("valkey-server") or shutil.which("redis-server")
-    if server is None:
-        sys.exit("install valkey-server or redis-server")
-    with tempfile.TemporaryDirectory() as folder:
-        socket = Path(folder, "store.sock")
-        command = [server, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as store:
-            try:
-                while not socket.exists():
-                    time.sleep(0.05)
-                url = f"unix://{socket}"
-                subprocess.run([sys.executable, *sys.argv, "--write", url], check=True)
-                found = read(args, url)
-            finally:
-                store.terminate()
-    print(f"{args.tokens} tokens, {Path(server).name}, medians of {args.prompts} prompts:")
-    for name, values in found.items():
-        for kind, each in zip(("", " of processors"), zip(*values, strict=True), strict=True):
-            middle = statistics.median(each)
-            print(f"{name}{kind}: {1e3 * middle:.0f} ms ({1e3 * min(each):.0f}..{1e3 * max(each):.0f})")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        store = Store(folder)
+        stack.callback(store.process.wait)
+        stack.callback(store.process.terminate)
+        first, second = (stack.enter_context(served(args, store)) for _ in range(2))
+        costs = measured(first, second, store, args)
+    print(f"{args.tokens} tokens, {store.name}, medians of {args.prompts} prompts, milliseconds:")
+    for name, values in costs.items():
+        for kind, each in zip(("", ", processors", ", store"), zip(*values, strict=True), strict=True):
+            print(f"{name}{kind}: {statistics.median(each):.0f} ({min(each):.0f} to {max(each):.0f})")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from .safetensors_files import safetensors_of
 
 _HALVES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 _PROBE = 3.0  # which no sum, product or function of a family leaves as it is
+_ROWS = 4096  # of a matrix that are compared at once
 _LAYER = re.compile(r"(.*?)\.(\d{1,9})\.")
 
 
@@ -123,6 +124,24 @@ class Checkpoint:
         self._unused.difference_update(*(stack.matrices for stack in found))
         return found
 
+    def replace_missing(self, name: str, other: str) -> None:
+        """Let the tensor ``other``, if there is one, be ``name`` where the checkpoint has no such tensor."""
+        if name not in self._tensors and other in self._tensors:
+            self._tensors = {**self._tensors, name: self._tensors[other]}
+            self._unused.discard(other)
+
+    def differ(self, name: str, other: str) -> bool:
+        """Return whether the checkpoint holds both matrices, of one shape, with other floats."""
+        if name not in self._tensors or other not in self._tensors:
+            return False
+        left, right = self._tensors[name], self._tensors[other]
+        if left.shape != right.shape or left.packed is not None or right.packed is not None:
+            return False
+        return any(
+            not np.array_equal(left.read(_rows_from(first)), right.read(_rows_from(first)))
+            for first in range(0, left.shape[0], _ROWS)
+        )
+
     def _stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         stored = self._tensors.get(name)
         if stored is None:
@@ -158,6 +177,11 @@ class Checkpoint:
         for found in filter(None, map(_LAYER.match, self._tensors)):
             numbers[found[1]].add(int(found[2]))
         return {prefix: max(found) + 1 for prefix, found in numbers.items()}
+
+
+def _rows_from(first: int) -> Callable[[Array], Array]:
+    """Return a view of up to ``_ROWS`` rows of a matrix."""
+    return lambda matrix: matrix[first : first + _ROWS]
 
 
 def shape_through(

@@ -84,6 +84,7 @@ def identity_of(paths: Sequence[Path]) -> str:
     """Return a hash that tells files apart without reading them whole.
 
     It is made of their sizes, modification times and inodes, of their first megabyte, and of samples of 4 KB.
+    So a file that is renamed, or has several names by links, stays the same.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -91,7 +92,7 @@ def identity_of(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         file = OpenFile(path)
-        digest.update(repr((path.name, *file.stamp)).encode())
+        digest.update(repr(file.stamp).encode())
         parts = [(0, min(file.size, _HEAD_BYTES))]
         if file.size > _HEAD_BYTES:
             rest = file.size - _SAMPLE_BYTES

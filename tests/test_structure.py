@@ -23,6 +23,7 @@ storage
 proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
 exporter.config
+exporter.gguf.architectures
 exporter graph_opt.passes
 exporter.layers
 exporter.layouts exporter.encoders exporter.models

@@ -5,18 +5,22 @@ Names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, UnsupportedModelError
 from ...records import dataclass
 from ...storage.stored_tensor import Array, StoredTensor
+from . import architectures as modules
+from .keys import check_types
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 
@@ -40,6 +44,10 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+NORMS_BEHIND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # of architectures with norms behind attention and the feed-forward layer
 _EXPERT = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 _BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
 
@@ -154,3 +162,55 @@ def stated(config: Mapping[str, Any], key: str) -> Any:
 def has(tensors: Tensors, end: str) -> bool:
     """Whether the name of a tensor has this end."""
     return any(name.endswith(end) for name in tensors)
+
+
+def by_window(flags: Any, count: int) -> list[str]:
+    """Return the kinds of layers, of which flags tell whether they have a window.
+
+    Raises:
+        CheckpointError: there are no flags of all layers.
+    """
+    if not isinstance(flags, list) or len(flags) < count:
+        raise CheckpointError(f"the GGUF file needs a flag for each of {count} layers: which have a window")
+    return ["sliding_attention" if flag else "full_attention" for flag in flags[:count]]
+
+
+class _Module(Protocol):
+    NAME: str
+    ARCHITECTURE: Architecture
+
+
+def architectures() -> dict[str, Architecture]:
+    """Return all architectures by name, sorted."""
+    every = [_module(each.name) for each in pkgutil.iter_modules(modules.__path__)]
+    return {module.NAME: module.ARCHITECTURE for module in sorted(every, key=lambda module: module.NAME)}
+
+
+def architecture(metadata: Mapping[str, Any]) -> Architecture:
+    """Return the architecture of a file.
+
+    Raises:
+        CheckpointError: the metadata has no architecture, or a key of it has the wrong type.
+        UnsupportedModelError: the architecture is not supported.
+    """
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise CheckpointError("the GGUF file has no 'general.architecture'")
+    place = name.replace("-", "_")
+    known = any(each.name == place for each in pkgutil.iter_modules(modules.__path__))
+    if not known or name != (module := _module(place)).NAME:
+        raise UnsupportedModelError(
+            f"GGUF files of the architecture '{name}' are not supported; these are: "
+            f"{', '.join(architectures())}. Use the model's safetensors checkpoint"
+        )
+    if metadata.get(f"{name}.expert_count") and not module.ARCHITECTURE.experts:
+        raise UnsupportedModelError(
+            f"GGUF files of the architecture '{name}' with a mixture of experts are not supported; "
+            "take the model's safetensors checkpoint"
+        )
+    check_types(metadata, name, module.ARCHITECTURE.keys)
+    return module.ARCHITECTURE
+
+
+def _module(place: str) -> _Module:
+    return cast(_Module, importlib.import_module(f"{modules.__name__}.{place}"))

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
-from .architecture import Tensors, has, tensor_name
-from .architectures import architecture
+from .architecture import Tensors, architecture, has, tensor_name
 from .keys import check_keys
 
 # Metadata of every architecture, without its prefix, and the key of config.json.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ _SCALARS = {
 }
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
+_LENGTH = struct.Struct("<Q")  # of a string
+_WINDOW = 1 << 16  # bytes of strings looked at together
+_FEW = 64  # strings read one by one where that finds fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +122,63 @@ class _Cursor:
 
     def _texts(self, count: int) -> PackedTexts:
         """Read strings; vocabularies have hundreds of thousands, and ``text`` takes 5 us for each."""
-        data, length = self.data, struct.Struct("<Q")
-        ends, end, unpack = [self.position], self.position, length.unpack_from
-        with contextlib.suppress(struct.error, OverflowError):  # the data end: looked at below
-            for _ in range(count):
-                end += length.size + unpack(data, end)[0]
-                ends.append(end)
-        if len(ends) <= count or end > len(data):
-            self.position = max(end for end in ends if end <= len(data))
+        data = self.data
+        ends = _ends(data, self.position, count)
+        if len(ends) <= count or ends[-1] > len(data):
+            self.position = int(ends[ends <= len(data)][-1])
             self.text()  # says what is wrong
-        begins, self.position = np.array(ends[:-1], np.int64) - ends[0], ends[-1]
+        begins, self.position = ends[:-1] - ends[0], int(ends[-1])
         raw = np.frombuffer(data[ends[0] : ends[-1]], np.uint8)
         is_text = np.ones(len(raw), bool)
-        for place in range(length.size):
+        for place in range(_LENGTH.size):
             is_text[begins + place] = False
-        return _packed(raw[is_text], np.cumsum(np.diff(ends) - length.size))
+        return _packed(raw[is_text], np.cumsum(np.diff(ends) - _LENGTH.size))
+
+
+def _ends(data: memoryview, begin: int, count: int) -> Numbers:
+    """Return ``begin`` and the ends of the strings from there on, int64 [count + 1].
+
+    There are fewer if the data end, and the last may be behind their end. Each string is a length of 8 bytes
+    and as many bytes.
+    """
+    known, missing = [np.array([begin], np.int64)], count
+    while missing and begin < len(data):
+        found = _likely_ends(np.frombuffer(data[begin : begin + _WINDOW], np.uint8))[:missing]
+        if len(found) < _FEW:
+            found = np.array(list(_single_ends(data[begin:], min(_FEW, missing))), np.int64)
+            if not len(found):
+                break
+        known.append(found + begin)
+        missing -= len(found)
+        begin = int(known[-1][-1])
+    return np.concatenate(known)
+
+
+def _likely_ends(data: Bytes) -> Numbers:
+    """Return the ends of strings from the first byte on, up to one of 256 bytes or with seven zeros.
+
+    A length below 256 has seven zeros behind it, which text hardly has. Where each of these places is as far
+    from the one before as the length there says, all of them are lengths.
+    """
+    if len(data) < _LENGTH.size:
+        return np.zeros(0, np.int64)
+    zeros = data == 0
+    follow = np.ones(len(data) - _LENGTH.size + 1, bool)
+    for place in range(1, _LENGTH.size):
+        follow &= zeros[place : place + len(follow)]
+    begins = np.flatnonzero(follow)
+    if not len(begins) or begins[0]:
+        return np.zeros(0, np.int64)
+    right = begins[:-1] + _LENGTH.size + data[begins[:-1]] == begins[1:]
+    return begins[1 : 1 + (len(right) if right.all() else int(right.argmin()))]
+
+
+def _single_ends(data: memoryview, count: int) -> Iterator[int]:
+    end = 0
+    with contextlib.suppress(struct.error, OverflowError):  # the data end, which the caller looks at
+        for _ in range(count):
+            end += _LENGTH.size + _LENGTH.unpack_from(data, end)[0]
+            yield min(end, len(data) + 1)  # a length may exceed 63 bits
 
 
 def _packed(data: Bytes, ends: Numbers) -> PackedTexts:

@@ -29,6 +29,10 @@ READ_OF_TOKENIZER = frozenset(
         *("ggml.add_eos_token", "chat_template"),
     }
 )
+_OF_TOKENIZER: Mapping[str, tuple[type, str]] = {
+    "chat_template": (str, "text"),
+    **{f"ggml.add_{name}": (bool, "flag") for name in ("bos_token", "eos_token", "space_prefix")},
+}
 # Facts of other uses: infilling, other templates, kinds of tokenizers that are refused.
 _NO_EFFECT_OF_TOKENIZER = re.compile(
     r"ggml\.(fim_\w+|prefix_token_id|suffix_token_id|middle_token_id|mask_token_id|cls_token_id|add_sep_token"
@@ -133,7 +137,8 @@ _COUNTS = re.compile(r".*(count|count_kv|length|window|rank|size|kernel|cache|in
 def check_types(metadata: Metadata, prefix: str, read: Collection[str]) -> None:
     """Check that values of an architecture's keys that are read have the right type.
 
-    They are numbers, counts are integers, and some are texts or lists.
+    They are numbers, counts are integers, and some are texts or lists. Of the tokenizer's, its flags and its
+    template are checked.
 
     Args:
         metadata: metadata of the file.
@@ -145,6 +150,8 @@ def check_types(metadata: Metadata, prefix: str, read: Collection[str]) -> None:
     """
     for key, value in metadata.items():
         family, _, name = key.partition(".")
+        if family == "tokenizer" and name in _OF_TOKENIZER and not isinstance(value, _OF_TOKENIZER[name][0]):
+            raise CheckpointError(f"the GGUF file's '{key}' is {_shown(value)}, no {_OF_TOKENIZER[name][1]}")
         if family != prefix or (name in _NEUTRAL and name not in read) or name in _NO_EFFECT:
             continue
         whole = _COUNTS.fullmatch(name) is not None

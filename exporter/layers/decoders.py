@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import onnx_ir as ir
 
+from ...errors import WeightWarning
 from ..decoder import Decoder
 from .elementwise import softcap
 from .norms import rms_norm
@@ -28,7 +30,7 @@ def pre_norm_decoder(
         Logits [batch, sequence, vocab].
     """
     net.checkpoint.ignore("rotary_emb.inv_freq")  # stored by old versions of transformers
-    x = embedding(net, f"{prefix}.embed_tokens")
+    x = embedding(net, f"{prefix}.embed_tokens", head_name=head_name)
     for layer in range(net.config.num_layers):
         with net.scope(f"{prefix}.layers.{layer}"):
             x = pre_norm_layer(net, layer, x, attention=attention, mlp=mlp)
@@ -70,8 +72,13 @@ def post_norm_decoder(
     return lm_head(net, x, embedding_name="model.embed_tokens")
 
 
-def embedding(net: Decoder, name: str, width: int | None = None) -> ir.Value:
-    """Look up token embeddings [batch, sequence, width]; the width is by default the hidden size."""
+def embedding(net: Decoder, name: str, width: int | None = None, *, head_name: str = "lm_head") -> ir.Value:
+    """Look up token embeddings [batch, sequence, width]; the width is by default the hidden size.
+
+    A checkpoint may hold the matrix that a tied head shares under the name of either.
+    """
+    if net.config.tie_word_embeddings:
+        net.checkpoint.replace_missing(f"{name}.weight", f"{head_name}.weight")
     with net.scope(name):
         weight = net.weight("weight", net.config.vocab_size, width or net.config.hidden_size)
         return net.op("Gather", weight, net.input_ids)
@@ -87,13 +94,22 @@ def lm_head(
 ) -> ir.Value:
     """Compute logits [batch, sequence, vocab] of x [batch, sequence, width], by default the hidden size.
 
-    A tied head uses the embedding's initializer, stored once.
+    A tied head uses the embedding's initializer, stored once. Where a checkpoint holds a head that differs,
+    its configuration is wrong, and the head is its own, as in transformers 5.
     """
     c = net.config
     width = width or c.hidden_size
-    if not c.tie_word_embeddings:
+    matrix, head = f"{embedding_name}.weight", f"{head_name}.weight"
+    differs = c.tie_word_embeddings and net.checkpoint.differ(matrix, head)
+    if differs:
+        warnings.warn(
+            f"the configuration ties '{head}' to '{matrix}', but the two differ: both are used",
+            WeightWarning,
+            2,
+        )
+    if not c.tie_word_embeddings or differs:
         return softcap(net, linear(net, head_name, x, width, c.vocab_size), c.final_softcap)
-    net.checkpoint.ignore(f"{head_name}.weight")  # some checkpoints hold it twice
+    net.checkpoint.ignore(head)  # some checkpoints hold it twice
     with net.scope(embedding_name):
         weight = net.weight("weight", c.vocab_size, width)
     with net.scope(head_name):

@@ -90,7 +90,7 @@ _PREFIX = "decoder.model.decoder"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SwinStage:
     """A stage of a Swin Transformer.
 
     Args:
@@ -157,7 +157,7 @@ def encoder_part(raw: RawConfig) -> RawConfig:
     return _part(raw, "encoder", _ENCODERS, {})
 
 
-def stages(encoder: RawConfig) -> list[Stage]:
+def stages(encoder: RawConfig) -> list[SwinStage]:
     """Return the stages of a Swin Transformer; each joins squares of four states of the one before.
 
     Raises:
@@ -168,7 +168,7 @@ def stages(encoder: RawConfig) -> list[Stage]:
     depths, heads = (encoder[name] for name in ("depths", "num_heads"))
     hidden, every = integer(encoder, "embed_dim"), []
     for depth, count in zip(depths, heads, strict=True):
-        every.append(Stage(height, width, hidden, count, depth))
+        every.append(SwinStage(height, width, hidden, count, depth))
         height, width, hidden = -(-height // 2), -(-width // 2), 2 * hidden
     if not every or not all(each.heads > 0 and each.hidden % each.heads == 0 for each in every):
         raise CheckpointError("config.json: 'num_heads' of the encoder must divide the width of each stage")

@@ -21,7 +21,7 @@ from ..config import RawConfig, integer, number
 from ..encoders.tower import Tower, tower_config
 from ..encoders.windows import Windows, padded
 from ..image_processor import HALF, ImageProcessor, TextUse, check_processor, levels
-from ..models.vision_encoder_decoder import Stage, encoder_part, pair, rows_width, stages
+from ..models.vision_encoder_decoder import SwinStage, encoder_part, pair, rows_width, stages
 from ..weights import Checkpoint
 
 _NAMES = ("DonutImageProcessor", "DonutFeatureExtractor")
@@ -137,7 +137,7 @@ class Swin:
         patches: of a picture.
     """
 
-    def __init__(self, net: Tower, stage: Stage, window: int, inner: int, patches: int) -> None:
+    def __init__(self, net: Tower, stage: SwinStage, window: int, inner: int, patches: int) -> None:
         self.net, self.stage, self.inner, self.patches = net, stage, inner, patches
         self.windows = Windows(net, (stage.height, stage.width), stage.hidden, window)
         # A single window has nothing to be shifted to.
@@ -213,7 +213,7 @@ def _apart(edge: int, shift: int) -> Bools:
     return np.asarray(cut[:, :, None] != cut[:, None, :])
 
 
-def _check(encoder: RawConfig, every: list[Stage], window: int) -> None:
+def _check(encoder: RawConfig, every: list[SwinStage], window: int) -> None:
     """Raise UnsupportedModelError for options that change the form of the graph."""
     if encoder.get("use_absolute_embeddings"):
         raise UnsupportedModelError("'use_absolute_embeddings': true of Swin is not supported")

@@ -57,7 +57,7 @@ _EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DavitStage:
     """A stage of a DaViT: a convolution, and layers on its results.
 
     Args:
@@ -155,7 +155,7 @@ def image_processor(content: Mapping[str, Any], folder: Path, raw: RawConfig) ->
     )
 
 
-def stages(raw: RawConfig, edge: int) -> list[Stage]:
+def stages(raw: RawConfig, edge: int) -> list[DavitStage]:
     """Return the stages of the DaViT for pictures of ``edge`` x ``edge`` pixels.
 
     Raises:
@@ -163,7 +163,7 @@ def stages(raw: RawConfig, edge: int) -> list[Stage]:
     """
     vision = _vision(raw)
     lists = [vision[name] for name in _LISTS]
-    side, seen, every = edge, 3, list[Stage]()
+    side, seen, every = edge, 3, list[DavitStage]()
     for values, norm_first in zip(zip(*lists, strict=True), vision["patch_prenorm"], strict=True):
         depth, kernel, stride, padding, hidden, heads, groups = values
         before, side = side, (side + 2 * padding - kernel) // stride + 1
@@ -173,7 +173,7 @@ def stages(raw: RawConfig, edge: int) -> list[Stage]:
                 f"pictures of {edge} pixels"
             )
         every.append(
-            Stage(
+            DavitStage(
                 kernel,
                 stride,
                 padding,
@@ -269,7 +269,7 @@ def _config(raw: RawConfig) -> EncoderConfig:
 class _DaVit:
     """The layers of a stage. States are [pictures * height * width, hidden]."""
 
-    def __init__(self, net: Tower, stage: Stage, vision: RawConfig) -> None:
+    def __init__(self, net: Tower, stage: DavitStage, vision: RawConfig) -> None:
         self.net, self.stage, self.vision = net, stage, vision
         self.windows = Windows(net, stage.size, stage.hidden, integer(vision, "window_size"))
 
@@ -352,7 +352,7 @@ class _DaVit:
         return self.net.op("Reshape", x, self.net.ints(-1, self.stage.hidden))
 
 
-def _projected(net: Tower, x: ir.Value, last: Stage, vision: RawConfig) -> ir.Value:
+def _projected(net: Tower, x: ir.Value, last: DavitStage, vision: RawConfig) -> ir.Value:
     """Return the states of a picture for the text encoder: their mean, and all of them."""
     hidden, (height, width) = last.hidden, last.size
     most, half = integer(vision, "max_position_embeddings"), last.hidden // 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...contract import SEQLENS_K
 from ...errors import CarryallWarning, ProviderUnavailableError, UsageError
-from ...graph_opt.lower.kernels import CPU, Kernels
+from ...graph_opt.lower.kernels import CPU, Kernels, TilePacker
 from ...options import Checked
 from ...records import dataclass
 from ..base import Runner, RunnerConfig
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CARRYALL = "carryall"  # the value of ``kernels``
 _PAGED, _EXPLICIT = "paged", "explicit"  # values of ``kv_memory``
+_SPIN_MICROSECONDS = 50  # the time that the system takes to wake a thread
 _SLOW = (
     "carryall's CPU kernels are not built, so prompts take 6 to 9 times as long, and answers 2 to 3 times; "
     f"{BUILD}, or choose onnxruntime's: --provider-option kernels=onnxruntime"
@@ -51,8 +52,10 @@ class CpuOptions(Checked):
         latent_kv: ``compressed`` keeps the compressed keys and values of latent attention (DeepSeek, GLM 4.7
             Flash, MiniCPM 3, Youtu) in place of those of all heads, with ``kv_memory=paged``: far less
             memory; prompts take longer.
-        tower: ``int8`` computes the products of ``vision.onnx`` with weights and activations of 8 bits, by
-            carryall's kernels: a picture takes less time, and is seen less exactly.
+        tower: ``int8`` computes products of ``vision.onnx`` and ``audio.onnx`` with weights and activations
+            of 8 bits, and attention of ``vision.onnx`` with keys and values of 8 bits, by carryall's kernels:
+            a picture takes less time, and is seen less exactly. ``auto`` is int8 if the decoder's weights are
+            quantized and the kernels are carryall's, else float32.
         wide_products: without effect; there is one graph for prompts and decoding.
     """
 
@@ -61,7 +64,7 @@ class CpuOptions(Checked):
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     kv_memory: Literal["auto", "paged", "explicit"] = "auto"
     latent_kv: Literal["expanded", "compressed"] = "expanded"
-    tower: Literal["float32", "int8"] = "float32"
+    tower: Literal["auto", "float32", "int8"] = "auto"
     wide_products: Literal["auto", "off"] = "auto"
 
 
@@ -115,6 +118,10 @@ class CpuProvider(OrtProvider):
         options = self._slot_options(config)
         return options.paged and options.fused_experts and options.kernels.stored_tiles is not None
 
+    def stored_packer(self, config: RunnerConfig) -> TilePacker | None:
+        """Return that of carryall's kernels, if they are chosen."""
+        return self.kernels_for(self.checked_options(config.options)).stored_tiles
+
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes``."""
         from ..ort.host_paged import host_paged_runner, is_host_paged  # 0.1 s that other sessions do not need
@@ -141,16 +148,20 @@ class CpuProvider(OrtProvider):
         """Return whether the kernels multiply split weights."""
         return "split" if splits_floats() else ""
 
-    def tower_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Return the passes for onnxruntime's attention, and with ``tower=int8`` for carryall's products."""
+    def tower_passes(self, config: RunnerConfig, *, quantized: bool = False) -> list[ir.passes.PassBase]:
+        """Return the passes for onnxruntime's kernels in float32, or for carryall's in 8 bits."""
         from ...graph_opt.lower.pipelines.towers import tower_passes
 
         options = self.checked_options(config.options)
-        return tower_passes(self.kernels_for(options), int8=options["tower"] == "int8")
+        int8 = self.tower_form(config, quantized=quantized) == "int8"
+        return tower_passes(self.kernels_for(options), int8=int8)
 
-    def tower_form(self, config: RunnerConfig) -> str | None:
-        """Return the option; attention is lowered with each of its values."""
-        return str(self.checked_options(config.options)["tower"])
+    def tower_form(self, config: RunnerConfig, *, quantized: bool = False) -> str | None:
+        """Return the option, decided if it is ``auto``; attention is lowered with each of its values."""
+        options = self.checked_options(config.options)
+        if options["tower"] != "auto":
+            return str(options["tower"])
+        return "int8" if quantized and options["kernels"] == CARRYALL else "float32"
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
@@ -175,10 +186,13 @@ class CpuProvider(OrtProvider):
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return the session entries for threads, and for int8 accuracy of portable int4 graphs."""
-        return {
+        entries = {
             "session.intra_op.allow_spinning": str(int(options["spinning"])),
             "session.qdq_matmulnbits_accuracy_level": str(self.kernels.accuracy_level),
         }
+        if options["kernels"] == CARRYALL:  # a run has few parallel sections, with Python between runs
+            entries["session.intra_op.spin_duration_us"] = str(_SPIN_MICROSECONDS)
+        return entries
 
     def extend(self, settings: Any, options: Mapping[str, Any]) -> None:
         """Register carryall's kernels, if they are there and not excluded."""

@@ -23,7 +23,7 @@ from .config import EngineConfig as EngineConfig
 from .kv.event_publisher import EventPublisher, KVEventsConfig
 from .kv.held_blocks import HeldBlocks
 from .kv.slot_operations import SlotOperations
-from .kv.slots import Release, SlotTable, Windows
+from .kv.slots import Release, SlotTable, Trimming
 from .kv.tiers.chunk_store import ChunkStore
 from .kv.tiers.mover import KVMover, make_tier, own_folder
 from .kv_policies import KVPolicy, PolicyParts, chosen_policy
@@ -87,11 +87,11 @@ class Engine:
         self.clock: Callable[[], float] = time.perf_counter
         self.runner = runner
         policy = chosen_policy(config)
-        windows = _windows(config, info) if policy.frees_windows else None
+        trimming = _trimming(config, info) if policy.frees_windows else None
         states, fixed = state_tokens(info), encoder_tokens(info)
         if states:
             _check_states(config)
-        self._slots = SlotTable(info.max_slots, limits.kv, windows, info.kv_groups, states, fixed)
+        self._slots = SlotTable(info.max_slots, limits.kv, trimming, info.kv_groups, states, fixed)
         costs = PromptCosts()
         self._mover = KVMover(runner, _tier(config, info, identity, costs), identity, costs)
         events = _events_config(config)
@@ -487,11 +487,11 @@ class Engine:
             self._operations.apply(self._slots.take_operations())
 
 
-def _windows(config: EngineConfig, info: RunnerInfo) -> Windows | None:
+def _trimming(config: EngineConfig, info: RunnerInfo) -> Trimming | None:
     """Return how KV behind sliding windows is freed and counted; None if the runner cannot free it."""
     if not info.trim_step:
         return None
-    return Windows(info.trim_step, info.kv_groups, info.trim_step * config.prefix_cache)
+    return Trimming(info.trim_step, info.kv_groups, info.trim_step * config.prefix_cache)
 
 
 def _check_states(config: EngineConfig) -> None:

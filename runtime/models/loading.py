@@ -16,6 +16,7 @@ from ...providers.base import Runner, RunnerConfig, RunnerInfo
 from ...providers.host import machine
 from ...providers.placement import Placement
 from ..audio.encoding import AudioEncoder
+from ..audio.word_times import Alignment
 from ..engine.adapters import AdapterSet
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
@@ -26,6 +27,7 @@ from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .config import ModelConfig, model_config, split_fields
 from .fastest import AUTO, fastest_provider
 from .generation_defaults import GenerationDefaults
+from .layer_places import names_places, placed_layers
 from .loaded import LoadedModel as LoadedModel
 from .lowering import image_inputs, is_lowered, lora_branches, lowered_model, with_context
 from .model_source import SourceModel, resolve_model
@@ -151,6 +153,9 @@ def load_model(
     if asked.allow_fallback:
         config = dataclasses.replace(config, on_fallback=fallbacks.append)
     where = name if choice is None else choice.provider
+    if names_places(where):
+        where, device = name_and_device(placed_layers(source, where, config))
+        config = config if device is None else with_device(config, where, device)
     if not is_split(where):
         provider = get_provider(where)
         config = provider.resolve_options(config)
@@ -330,7 +335,7 @@ def _sight(source: SourceModel, provider: str, config: RunnerConfig, info: Runne
 
 def _hearing(
     source: SourceModel, provider: str, config: RunnerConfig
-) -> tuple[AudioEncoder, Mapping[str, Any]]:
+) -> tuple[AudioEncoder, Mapping[str, Any], Alignment]:
     from .hearing import open_hearing  # as above
 
     return open_hearing(source, provider, config)

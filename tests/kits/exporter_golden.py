@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,14 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
     extra = {"softcap": cap} if cap and model.config.model_type.startswith("gemma3") else {}
     input_ids, mask = (torch.tensor(array) for array in prompt())
     positions = (mask.cumsum(1) - 1).clamp(min=0)
+    named = inspect.signature(model.forward).parameters
+    name = "cache" if "cache" in named else "past_key_values"  # the name up to transformers 5.23
     cache, logits, tokens, margins = None, [], [], []
     with torch.inference_mode():
         for _ in range(NEW_TOKENS):
-            inputs = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+            inputs = {"attention_mask": mask, "position_ids": positions, name: cache}
             out = model(input_ids, **inputs, use_cache=True, **extra)
-            cache = out.past_key_values
+            cache = out[name]
             logits.append(out.logits.numpy())
             best = out.logits[:, -1].topk(2)
             margins.append(float((best.values[:, 0] - best.values[:, 1]).min()))

@@ -1,7 +1,6 @@
 #include "chain.h"
 
 #include <new>
-#include <thread>
 
 #include "integers.h"
 
@@ -13,7 +12,7 @@ constexpr int64_t kRowsWork = 8 << 10;  // smallest number of floats of a task o
 constexpr int64_t kTaskWork = 16 << 10; // smallest number of products of a task: about 0.3 us; taking one takes 0.02 us
 constexpr int64_t kAheadBytes = 256 << 10;  // of the next product that a waiting thread asks for: part of a second-level cache
 constexpr int kAheadLines = 4;          // between two looks
-constexpr int kSpins = 4000;            // about 100 us, then other programs may run
+constexpr int kSpins = 2000;            // 50 to 100 us; to wake a thread takes 50
 
 void pause() {
 #if defined(__x86_64__)
@@ -63,17 +62,33 @@ void ChainRun::work(void* run, size_t) {
 }
 
 // Waits until the phase, or one after it, has ended; meanwhile asks for weights of the next product.
-void ChainRun::wait(uint64_t number, int64_t range, int64_t ranges, Ahead* ahead) const {
+void ChainRun::wait(uint64_t number, int64_t range, int64_t ranges, Ahead* ahead) {
   const Weights* next = ahead_.load(std::memory_order_relaxed);
   if (next != ahead->weights) *ahead = {next, 0};
   const int64_t first = next == nullptr ? 0 : next->tiles() * range / ranges * next->tile_bytes();
   const int64_t end = next == nullptr ? 0 : smaller(next->tiles() * (range + 1) / ranges * next->tile_bytes(), first + kAheadBytes);
-  for (int spins = 0; number_.load(std::memory_order_acquire) == number; spins++) {
+  for (int spins = 0; spins < kSpins; spins++) {
+    if (number_.load(std::memory_order_acquire) != number) return;
     for (int i = 0; i < kAheadLines && first + ahead->asked < end; i++, ahead->asked += kLine)
       __builtin_prefetch(next->data + first + ahead->asked, 0, 2);
-    if (spins < kSpins) pause();
-    else std::this_thread::yield();
+    pause();
   }
+  sleep(number);
+}
+
+void ChainRun::sleep(uint64_t number) {
+  std::unique_lock<std::mutex> lock(lock_);
+  sleepers_.fetch_add(1);
+  changed_.wait(lock, [&] { return number_.load() != number; });
+  sleepers_.fetch_sub(1);
+}
+
+// Either a sleeper sees the new number, or this sees the sleeper: both orders are the same for all threads.
+void ChainRun::announce() {
+  number_.fetch_add(1);
+  if (sleepers_.load() == 0) return;
+  const std::lock_guard<std::mutex> lock(lock_);
+  changed_.notify_all();
 }
 
 bool ChainRun::take_tasks(int64_t range) {
@@ -97,7 +112,7 @@ void ChainRun::advance() {
     if (kind_ != Kind::rows || (rows_ > 1 && rows_ * row_floats() > kAlone)) return publish(tasks_);
     else run_rows(0, rows_);
   ended_.store(true, std::memory_order_release);
-  number_.fetch_add(1, std::memory_order_acq_rel);
+  announce();
 }
 
 // Cuts the tasks into a range for each thread that has joined. The phase may end before this returns.
@@ -109,7 +124,7 @@ void ChainRun::publish(int64_t tasks) {
     const auto next = static_cast<uint64_t>(tasks * i / ranges), end = static_cast<uint64_t>(tasks * (i + 1) / ranges);
     all_[i].tasks.store(end << 32 | next, std::memory_order_release);
   }
-  number_.fetch_add(1, std::memory_order_acq_rel);
+  announce();
 }
 
 // The weights of the first product from step `next_` on, nullptr if there is none.

@@ -3,10 +3,13 @@
 // onnxruntime begins and ends a parallel section for each operator, which takes longer than most operators of a decoding
 // step. Here the threads enter once and go through phases together. A phase is a list of tasks; the thread that ends the
 // last of them prepares the next phase. Threads wait for tasks that others have begun, never for a thread to arrive, so
-// any number of threads suffices.
+// any number of threads suffices. A thread whose task another program interrupts holds up the others. They sleep then: time that
+// they do not use is theirs later, and a thread that only yields loses its turn each time.
 #pragma once
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <mutex>
 
 #include "linear.h"
 
@@ -65,7 +68,9 @@ class ChainRun {
   void advance();                 // to the next phase with tasks for several threads, or to the end
   bool prepare();                 // the next phase; returns false at the end
   void publish(int64_t tasks);
-  void wait(uint64_t number, int64_t range, int64_t ranges, Ahead* ahead) const;
+  void announce();                // that the number of the phase has changed
+  void wait(uint64_t number, int64_t range, int64_t ranges, Ahead* ahead);
+  void sleep(uint64_t number);
   const Weights* next_weights() const;
   bool take_tasks(int64_t range); // returns whether this thread has ended the phase
   void run_task(int64_t task);
@@ -93,6 +98,9 @@ class ChainRun {
   std::atomic<int64_t> joined_{0}, ranges_{0};
   alignas(128) std::atomic<uint64_t> number_{0};  // grows with every phase
   alignas(128) std::atomic<int64_t> done_{0};     // tasks of the phase
+  std::atomic<int64_t> sleepers_{0};
+  std::mutex lock_;
+  std::condition_variable changed_;
   Range all_[kMostRanges];
 };
 

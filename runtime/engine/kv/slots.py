@@ -39,7 +39,7 @@ Operation = Release | Copy | Save | Trim
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class Trimming:
     """How KV behind sliding windows is freed, and how much memory that saves.
 
     Args:
@@ -71,7 +71,7 @@ class SlotTable:
     Args:
         num_slots: the number of slots.
         max_tokens: maximum tokens of all slots together; None if only the slots limit it.
-        windows: how KV behind sliding windows is freed; None if it cannot be.
+        trimming: how KV behind sliding windows is freed; None if it cannot be.
         groups: the groups of layers, which decide at which lengths a prefix can be resumed.
         state_tokens: the size of a state in tokens of KV; 0 if no layer has one.
         fixed_tokens: the size in tokens of KV of what a slot has beside its tokens; see ``EncoderKV``.
@@ -87,7 +87,7 @@ class SlotTable:
         self,
         num_slots: int,
         max_tokens: int | None = None,
-        windows: Windows | None = None,
+        trimming: Trimming | None = None,
         groups: KVGroups = (),
         state_tokens: int = 0,
         fixed_tokens: int = 0,
@@ -98,7 +98,7 @@ class SlotTable:
         self._groups = groups
         self._checkpoints: dict[int, tuple[int, ...]] = {}  # by slot, lengths at which a state is kept
         self.max_tokens = max_tokens
-        self._windows = windows
+        self._trimming = trimming
         self._shortest: dict[int, int] = {}  # trimmed slot -> the shortest prefix that it serves
         self.used_tokens = 0
         self.idle_tokens = 0
@@ -238,15 +238,15 @@ class SlotTable:
 
     def trimmable(self, slot: int, computed: int) -> int:
         """Return how much KV trimming a used slot with ``computed`` tokens would free, in tokens."""
-        if self._windows is None:
+        if self._trimming is None:
             return 0
-        return max(0, self._windows.saved(self._windows.shortest(computed)) - self._saved(slot))
+        return max(0, self._trimming.saved(self._trimming.shortest(computed)) - self._saved(slot))
 
     def trim(self, slot: int, computed: int) -> None:
         """Queue freeing of the KV behind the windows of a used slot, if that frees any."""
         if gain := self.trimmable(slot, computed):
-            assert self._windows is not None  # noqa: S101 -- otherwise the gain is 0
-            self._shortest[slot] = self._windows.shortest(computed)
+            assert self._trimming is not None  # noqa: S101 -- otherwise the gain is 0
+            self._shortest[slot] = self._trimming.shortest(computed)
             self.used_tokens -= gain
             if self.state_tokens:
                 self.keep(slot, [n for n in self.checkpoints(slot) if n >= self._shortest[slot]])
@@ -323,7 +323,7 @@ class SlotTable:
 
     def _saved(self, slot: int) -> int:
         """Return the KV that trimming a slot has freed, in tokens."""
-        return self._windows.saved(self._shortest.get(slot, 0)) if self._windows is not None else 0
+        return self._trimming.saved(self._shortest.get(slot, 0)) if self._trimming is not None else 0
 
     def _give_back(self, slot: int) -> None:
         self._shortest.pop(slot, None)

@@ -6,24 +6,18 @@ Further tokens it predicts from its own hidden states, so one head makes proposa
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import ProviderRuntimeError
 from ....providers.base import Row, Runner
 from ....records import dataclass
 from ..requests.request import Request
-from .draft_model import draw_guesses
 from .proposer import Tokens
+from .runner_proposer import RunnerProposer, draw_guesses
 
-_log = logging.getLogger(__name__)
-
-_NO_TOKENS: Tokens = np.empty(0, np.int64)
 # The head reads so many tokens before its first proposal, and after a pause. It predicts near tokens, and the
 # model's states sum up those before; more would make proposals wait.
 _WINDOW = 64
@@ -145,7 +139,7 @@ class _Followed:
         return states
 
 
-class DraftHead:
+class DraftHead(RunnerProposer[_Followed]):
     """Propose the tokens that a head of the model generates.
 
     For random sampling it uses the uniforms of the request itself, as ``DraftModel`` does.
@@ -157,6 +151,8 @@ class DraftHead:
         vocabulary: the token of the model that each of the head's tokens means; None if they are the same.
     """
 
+    name = "draft head"
+
     def __init__(
         self,
         runner: Runner,
@@ -165,13 +161,9 @@ class DraftHead:
         inputs: HeadInputs | None = None,
         vocabulary: Tokens | None = None,
     ) -> None:
-        self.max_tokens = max_tokens
-        self._runner = runner
+        super().__init__(runner, max_tokens)
         self._inputs = inputs or LikeModel()
         self._vocabulary = vocabulary
-        self._followed: OrderedDict[str, _Followed] = OrderedDict()  # least recently used first
-        self._free = list(reversed(range(runner.info.max_slots)))
-        self._failed = False
 
     def wants_states(self, request: Request, stop: int) -> bool:
         """Whether hidden states of a row that ends at ``stop`` are to be observed."""
@@ -179,13 +171,7 @@ class DraftHead:
 
     def observe(self, request: Request, start: int, states: States) -> None:
         """Keep the hidden states [n, hidden_size] of a request's tokens from ``start`` on."""
-        followed = self._followed.get(request.request_id)
-        if followed is None:
-            if not self._free:
-                self._free.append(self._followed.popitem(last=False)[1].slot)
-            followed = _Followed(self._free.pop(), start, 0, [])
-            self._followed[request.request_id] = followed
-        self._followed.move_to_end(request.request_id)
+        followed = self._follow(request, lambda slot: _Followed(slot, start, 0, []))
         followed.take(start, states)
 
     def evidence(self, request: Request) -> int | None:
@@ -194,27 +180,6 @@ class DraftHead:
         if self._failed or followed is None or not followed.waiting or followed.end != request.num_tokens - 1:
             return None
         return 0 if followed.held + followed.waiting >= min(_CONTEXT, request.num_tokens - 1) else None
-
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
-        """Return the head's tokens; none if it fails."""
-        try:
-            return self._propose(wanted)
-        except ProviderRuntimeError as error:
-            _log.warning("the draft head failed and is disabled: %s", error)
-            self._failed = True
-            return [_NO_TOKENS] * len(wanted)
-
-    def forget(self, request: Request) -> None:
-        """Free the request's slot."""
-        followed = self._followed.pop(request.request_id, None)
-        if followed is not None:
-            self._runner.release(followed.slot)
-            self._free.append(followed.slot)
-
-    def close(self) -> None:
-        """Close the head's runner."""
-        self._followed.clear()
-        self._runner.close()
 
     def _propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
         guesses: list[list[int]] = [[] for _ in wanted]

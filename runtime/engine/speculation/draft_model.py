@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import field
 
 import numpy as np
-import numpy.typing as npt
 
-from ....errors import ProviderRuntimeError
 from ....providers.base import Row, Runner
 from ....records import dataclass
 from ..requests.request import Request
-from ..sampling.random_sampling import sample_random
 from .proposer import Tokens
-
-_log = logging.getLogger(__name__)
-
-_NO_TOKENS: Tokens = np.empty(0, np.int64)
+from .runner_proposer import RunnerProposer, draw_guesses
 
 
 @dataclass(slots=True)
@@ -47,7 +39,7 @@ class _Followed:
         return min(held, last)
 
 
-class DraftModel:
+class DraftModel(RunnerProposer[_Followed]):
     """Propose the tokens that a draft model generates.
 
     For random sampling it uses the uniforms of the request itself: where both models agree on the
@@ -59,13 +51,11 @@ class DraftModel:
         max_step_tokens: maximum tokens of a request in one prefill step of the draft model.
     """
 
+    name = "draft model"
+
     def __init__(self, runner: Runner, max_tokens: int = 8, max_step_tokens: int = 512) -> None:
-        self.max_tokens = max_tokens
-        self._runner = runner
+        super().__init__(runner, max_tokens)
         self._max_step_tokens = max_step_tokens
-        self._followed: OrderedDict[str, _Followed] = OrderedDict()  # least recently used first
-        self._free = list(reversed(range(runner.info.max_slots)))
-        self._failed = False
 
     def evidence(self, request: Request) -> int | None:
         """Return 0 if the draft model can propose for the request, else None."""
@@ -75,38 +65,10 @@ class DraftModel:
         known = followed.held(request) if followed is not None else 0
         return 0 if request.token_slice(known, request.num_tokens).max() < info.vocab_size else None
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
-        """Return the draft model's tokens; none for requests whose prompt it has not computed yet."""
-        for request, _ in wanted:
-            self._follow(request)
-        try:
-            return self._propose(wanted)
-        except ProviderRuntimeError as error:
-            _log.warning("the draft model failed and is disabled: %s", error)
-            self._failed = True
-            return [_NO_TOKENS] * len(wanted)
-
-    def forget(self, request: Request) -> None:
-        """Free the request's slot."""
-        followed = self._followed.pop(request.request_id, None)
-        if followed is not None:
-            self._runner.release(followed.slot)
-            self._free.append(followed.slot)
-
-    def close(self) -> None:
-        """Close the draft model's runner."""
-        self._followed.clear()
-        self._runner.close()
-
-    def _follow(self, request: Request) -> None:
-        """Give the request a slot; if none is free, take that of the least recently used request."""
-        if request.request_id not in self._followed:
-            if not self._free:
-                self._free.append(self._followed.popitem(last=False)[1].slot)
-            self._followed[request.request_id] = _Followed(self._free.pop())
-        self._followed.move_to_end(request.request_id)
-
     def _propose(self, wanted: Sequence[tuple[Request, int]]) -> list[Tokens]:
+        """Return the model's tokens; none for requests whose prompt it has not computed yet."""
+        for request, _ in wanted:
+            self._follow(request, _Followed)
         guesses: list[list[int]] = [[] for _ in wanted]
         places = self._catch_up([request for request, _ in wanted], guesses)
         while places := [i for i in places if len(guesses[i]) < wanted[i][1]]:
@@ -146,21 +108,3 @@ class DraftModel:
             [requests[i] for i in ready], [logits[i][-1] for i in ready], [guesses[i] for i in ready]
         )
         return ready
-
-
-def draw_guesses(
-    requests: Sequence[Request], logits: Sequence[npt.NDArray[np.float32]], guesses: Sequence[list[int]]
-) -> None:
-    """Sample one token for each request from logits [vocab_size], and append it to its guesses."""
-    tokens = [int(row.argmax()) for row in logits]
-    random = [i for i, request in enumerate(requests) if not request.params.greedy]
-    if random:
-        states = [requests[i].sampling for i in random]
-        uniforms = np.array(
-            [state.uniform(ahead=len(guesses[i])) for i, state in zip(random, states, strict=True)]
-        )
-        drawn = sample_random([logits[i] for i in random], [state.filters() for state in states], uniforms)
-        for i, token in zip(random, drawn.token_ids.tolist(), strict=True):
-            tokens[i] = token
-    for guessed, token in zip(guesses, tokens, strict=True):
-        guessed.append(token)

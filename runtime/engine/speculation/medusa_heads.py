@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ....errors import ProviderRuntimeError
 from ..requests.request import Request
-from .draft_model import draw_guesses
 from .proposer import Tokens
+from .runner_proposer import draw_guesses
 
 _log = logging.getLogger(__name__)
 

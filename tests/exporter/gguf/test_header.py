@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -125,16 +126,48 @@ def test_a_huge_array_is_refused_at_once() -> None:
     )
 )
 def test_strings_are_read_as_they_are_and_bytes_of_no_character_replaced(strings: list[bytes]) -> None:
-    name = b"tokenizer.ggml.tokens"
-    texts = b"".join(struct.pack("<Q", len(string)) + string for string in strings)
-    content = (
-        b"GGUF"
-        + struct.pack("<IQQ", 3, 0, 1)
-        + struct.pack(f"<Q{len(name)}sIIQ", len(name), name, 9, 8, len(strings))
-        + texts
-    )
-    found = read_header(memoryview(content), PATH).metadata[name.decode()]
+    found = strings_of(vocabulary(strings))
     expected = [string.decode(errors="replace") for string in strings]
     assert list(found) == expected
     assert [found[number] for number in range(len(found))] == expected
     assert found[1:] == expected[1:]
+
+
+ODD = [b"", bytes(7), bytes(8), b"a" + bytes(9), bytes(20), b"x" * 256, b"y" * 300, b"z" * 65_536]
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.3])
+def test_vocabularies_of_several_windows_are_read(share: float) -> None:
+    rng = np.random.default_rng(0)
+    strings = [
+        ODD[rng.integers(len(ODD))]
+        if rng.random() < share
+        else bytes(rng.integers(32, 127, rng.integers(1, 20)))
+        for _ in range(9_000)
+    ]
+    assert list(strings_of(vocabulary(strings))) == [string.decode() for string in strings]
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 62, 1 << 63, (1 << 64) - 8])
+@pytest.mark.parametrize("before", [0, 70, 9_000])
+def test_a_string_behind_the_end_is_refused(before: int, size: int) -> None:
+    content = vocabulary([b"token"] * before, struct.pack("<Q", size) + b"some")
+    with pytest.raises(CheckpointError, match=f"the header needs {size} bytes at {len(content) - 4}"):
+        strings_of(content)
+
+
+def vocabulary(strings: list[bytes], end: bytes = b"") -> bytes:
+    """Return a file without tensors of strings, the last of which may be given with its length."""
+    name = b"tokenizer.ggml.tokens"
+    texts = b"".join(struct.pack("<Q", len(string)) + string for string in strings) + end
+    return (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack(f"<Q{len(name)}sIIQ", len(name), name, 9, 8, len(strings) + bool(end))
+        + texts
+    )
+
+
+def strings_of(content: bytes) -> Sequence[str]:
+    texts: Sequence[str] = read_header(memoryview(content), PATH).metadata["tokenizer.ggml.tokens"]
+    return texts

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_gguf import write_gguf
 
 from carryall.errors import CheckpointError, UnsupportedModelError
-from carryall.exporter.gguf.architectures import ARCHITECTURES
+from carryall.exporter.gguf.architecture import architectures
 from carryall.exporter.gguf.config import config_of
 from carryall.exporter.gguf.file import GgufFile
 from carryall.exporter.gguf.keys import READ, READ_OF_TOKENIZER
@@ -226,7 +226,7 @@ def test_the_usual_pattern_of_windows_is_accepted(name: str, period: int) -> Non
         read(metadata(name, attention__sliding_window_pattern=[not layer for layer in layers]))
 
 
-@given(name=st.sampled_from(sorted(ARCHITECTURES)), key=st.text("abc._", min_size=1), value=st.integers())
+@given(name=st.sampled_from(sorted(architectures())), key=st.text("abc._", min_size=1), value=st.integers())
 def test_unknown_keys_are_refused_and_those_of_others_are_not(name: str, key: str, value: int) -> None:
     found = metadata(name)
     with pytest.raises(UnsupportedModelError, match=re.escape(f"{name}.unknown{key} = {value}"[:80])):
@@ -241,7 +241,23 @@ def test_all_known_keys_of_tokenizers_are_in_a_table() -> None:
     """Those of the gguf package: a newer package with more keys shows here what is to be decided."""
     keys = [value for name, value in vars(gguf.Keys.Tokenizer).items() if name.isupper()]
     for key in keys:
-        read({**metadata(), key.replace("{name}", "tool_use"): 0})
+        value = "" if key == "tokenizer.chat_template" else False
+        read({**metadata(), key.replace("{name}", "tool_use"): value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("chat_template", 3, "text"),
+        ("chat_template", ["a"], "text"),
+        ("ggml.add_bos_token", 1, "flag"),
+        ("ggml.add_eos_token", "no", "flag"),
+        ("ggml.add_space_prefix", 0, "flag"),
+    ],
+)
+def test_values_of_tokenizers_have_their_types(key: str, value: object, kind: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"'tokenizer\.{re.escape(key)}' is .*, no {kind}"):
+        read({**metadata(), f"tokenizer.{key}": value})
 
 
 def test_a_file_that_ends_texts_does_so(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ for latent in ("deepseek_v2-groups-yarn", "deepseek_v3", "glm4_moe_lite", "youtu
     DEVIATIONS[f"{latent}: attention.layer_norm_rms_epsilon"] = (
         "transformers' norms of compressed queries and keys have 1e-6 whatever it is"
     )
+# Of the groups of experts of DeepSeek-V2 its authors and transformers take those with the best expert, and
+# llama.cpp those with the best two, as in DeepSeek-V3: a few tokens get other experts.
+OTHER_GROUPS = "deepseek_v2-groups-yarn"
 VERDICTS: Counter[str] = Counter()
 
 
@@ -104,8 +107,12 @@ def difference(file: RandomFile, peer: LlamaCpp, folder: Path) -> float | None:
     found = logits_of(model, folder)
     errors, allowed = np.abs(found - wanted).max(axis=1), np.full(len(wanted), TOLERANCE * wanted.std())
     if not (errors < allowed).all():
+        few = np.count_nonzero(errors >= allowed) <= len(errors) // 10
+        if few and file.family == OTHER_GROUPS:
+            VERDICTS["other groups"] += 1
+            return None
         # A few tokens may get other experts, whose scores were all but equal.
-        ulps = FLIPS if np.count_nonzero(errors >= allowed) <= len(errors) // 10 else 1
+        ulps = FLIPS if few else 1
         for seed in range(MOVES):
             moved = np.abs(logits_of(ulps_away(model, ulps, seed), folder) - found).max(axis=1)
             allowed = np.maximum(allowed, 2 * (moved if ulps > 1 else moved.max()))

@@ -9,7 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 import tiny_quantized as tiny
 from hypothesis import given, settings
@@ -104,23 +103,6 @@ CASES: dict[str, tuple[dict[str, Any], tiny.Quantize]] = {
 }
 
 
-def logits(package: Path) -> tiny.Array:
-    options = ort.SessionOptions()
-    # Optimized, onnxruntime multiplies int4 weights with activations of 8 bits.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(package / "model.onnx", options, providers=["CPUExecutionProvider"])
-    feeds = {
-        "input_ids": np.random.default_rng(1).integers(0, 256, (2, 7)),
-        "attention_mask": np.ones((2, 7), np.int64),
-        "position_ids": np.tile(np.arange(7), (2, 1)),
-    }
-    for entry in session.get_inputs():
-        if entry.name not in feeds:
-            feeds[entry.name] = np.zeros((2, entry.shape[1], 0, entry.shape[3]), np.float32)
-    result: tiny.Array = session.run(["logits"], feeds)[0]
-    return result
-
-
 RUN = (
     *("gptq-4-64-short-block", "gptq-8-32-desc_act-v2", "awq-32", "packed-4-32-actorder", "int8-asymmetric"),
     *("fp8-short-blocks", "float-quantized", "nvfp4", "bitnet", "bitnet-online"),
@@ -130,9 +112,11 @@ RUN = (
 @pytest.mark.parametrize("case", RUN)
 def test_logits_equal_those_of_the_float_twin(case: str, tmp_path: Path) -> None:
     checkpoint, twin = tiny.write_quantized(tmp_path, *CASES[case])
-    expected = logits(export_package(twin, tmp_path / "a").path)
+    expected = tiny.logits(export_package(twin, tmp_path / "a").path)
     package = export_package(checkpoint, tmp_path / "b")
-    np.testing.assert_allclose(logits(package.path), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        tiny.logits(package.path), expected, rtol=0, atol=2e-6 * np.abs(expected).max()
+    )
     assert (package.record.quantization or {})["method"] == CASES[case][0]["quant_method"]
 
 
@@ -217,9 +201,11 @@ def test_gpt_oss_experts_of_mxfp4_keep_their_values(tmp_path: Path) -> None:
     save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, twin / "model.safetensors")
     checkpoint = write_tiny("gpt_oss", tmp_path / "q", quantization_config={"quant_method": "mxfp4"}, **sizes)
     save_file(stored, checkpoint / "model.safetensors")
-    expected = logits(export_package(twin, tmp_path / "a").path)
+    expected = tiny.logits(export_package(twin, tmp_path / "a").path)
     package = export_package(checkpoint, tmp_path / "b")
-    np.testing.assert_allclose(logits(package.path), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        tiny.logits(package.path), expected, rtol=0, atol=2e-6 * np.abs(expected).max()
+    )
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:

@@ -11,13 +11,20 @@ from typing import Any
 import kernel_rules
 import onnx_ir as ir
 import pytest
+from family_cases import write_case
 from kernel_table import KernelTable, misfits
 from lowered_forms import CONTEXT, FAMILIES, FORMS, decoder
 from tiny_models import write_tiny
+from tiny_vlms import write_vlm
 
+import carryall
 from carryall.contract import is_past
-from carryall.errors import UnsupportedAttentionError
+from carryall.errors import GraphError, UnsupportedAttentionError
 from carryall.exporter.export import export_model
+from carryall.exporter.package import VISION_FILE
+from carryall.graph_opt.graph.load import load_model
+from carryall.graph_opt.lower import kernels as kernels_of
+from carryall.graph_opt.lower.pipelines.towers import tower_passes
 from carryall.graph_opt.pipeline import pipeline
 from carryall.graph_opt.quantize.formats.half import HalfPrecisionPass
 from carryall.providers.base import Provider, RunnerConfig
@@ -126,6 +133,30 @@ def test_sinks_are_an_input_of_the_kernel(target: str, stored: str, tmp_path: Pa
         assert node.inputs[3] is not None
         assert node.inputs[11].dtype == node.inputs[3].dtype
     assert misfits(model, chosen.table, CPU) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "falcon_h1"])
+def test_recurrent_states_are_refused_where_they_have_no_place(family: str, tmp_path: Path) -> None:
+    """Short convolutions, the gated delta rule and Mamba-2 run with carryall's CPU kernels."""
+    portable = export_model(write_case(family, tmp_path / "checkpoint"))
+    for name, chosen in TARGETS.items():
+        config = RunnerConfig(context_length=CONTEXT, options=chosen.options)
+        with pytest.raises(GraphError, match=r"recurrent states|CausalConvWithState") as refused:
+            pipeline.run(portable.clone(), chosen.provider.passes(config))
+        assert "past_conv.0" in str(refused.value) or "opset 27" in str(refused.value), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl", "gemma3"])
+def test_towers_have_kernels_on_cuda_and_webgpu(family: str, tmp_path: Path) -> None:
+    """DirectML and TensorRT lack RotaryEmbedding, RMSNormalization or Gelu of the tower's opset."""
+    carryall.export(write_vlm(tmp_path / "checkpoint", family), tmp_path / "package")
+    portable = load_model(tmp_path / "package" / VISION_FILE)
+    for table, kernels in ((CUDA, kernels_of.CUDA), (WEBGPU, kernels_of.WEBGPU)):
+        lowered = pipeline.run(portable.clone(), tower_passes(kernels, int8=False))[0]
+        assert {"MultiHeadAttention"} <= {node.op_type for node in lowered.graph}
+        assert misfits(lowered, table, CPU) == []
 
 
 NBITS = "y = com.microsoft.MatMulNBits<K = 16, N = 4, bits = {}, block_size = {}>(x, w, s)"

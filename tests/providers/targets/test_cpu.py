@@ -49,6 +49,12 @@ def test_spinning_is_an_option(model: Path, spinning: bool) -> None:
     assert entry == str(int(spinning))
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_threads_spin_briefly_between_runs_of_own_kernels(own: bool) -> None:
+    options = {"spinning": True, "kernels": "carryall" if own else "onnxruntime"}
+    assert ("session.intra_op.spin_duration_us" in CpuProvider().session_entries(options)) is own
+
+
 def test_options_are_checked(model: Path) -> None:
     with pytest.raises(UsageError, match="provider 'cpu' has no option 'spining'; did you mean 'spinning'"):
         CpuProvider().session(model, RunnerConfig(options={"spining": True}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -58,7 +59,7 @@ def until(found: Callable[[], Any]) -> Any:
     return value
 
 
-def join(host: Host, *arguments: str) -> None:
+def join(host: Host, *arguments: str) -> subprocess.Popen[str]:
     """Start Ray on a host."""
     command: list[str | Path] = [
         PROGRAMS / "ray",
@@ -68,7 +69,7 @@ def join(host: Host, *arguments: str) -> None:
         host.address,
         *arguments,
     ]
-    host.start(*command, "--object-store-memory", "100000000", env=ENVIRONMENT, stdout=DEVNULL)
+    return host.start(*command, "--object-store-memory", "100000000", env=ENVIRONMENT, stdout=DEVNULL)
 
 
 @pytest.fixture
@@ -85,10 +86,21 @@ def started(net: Network) -> tuple[Host, list[Host]]:
     head, *others = (net.host() for _ in range(3))
     join(head, "--head", "--num-cpus", "0", "--include-dashboard", "false")
     until(lambda: cpus(head) is not None)
-    for one in others:
-        join(one, "--address", f"{head.address}:6379", "--num-cpus", "2")
-    until(lambda: cpus(head) == 4)
+    joining = {host: join_head(host, head) for host in others}
+
+    def complete() -> bool:
+        for host, process in joining.items():
+            if process.poll() is not None:  # Ray gives up after 30 s, which a busy machine may need
+                joining[host] = join_head(host, head)
+        return cpus(head) == 4
+
+    until(complete)
     return head, others
+
+
+def join_head(host: Host, head: Host) -> subprocess.Popen[str]:
+    """Start Ray on a host with two processors."""
+    return join(host, "--address", f"{head.address}:6379", "--num-cpus", "2")
 
 
 def cpus(host: Host) -> float | None:

@@ -145,9 +145,12 @@ class KVMover:
             self._tier.close()
 
     def _too_slow(self) -> bool:
-        """Whether computing a token is faster than restoring it; False until both are measured."""
-        restoring, computing = self._seconds_per_token, self._costs.seconds_per_prompt_token()
-        if restoring is None or computing is None or restoring <= computing:
+        """Whether computing a token is faster than restoring it; False until both are measured.
+
+        A few short prompts, as those of the warm-up, tell too little of what computing takes.
+        """
+        restoring, computing = self._seconds_per_token, self._costs.seconds_of_prompts(CHUNK_TOKENS)
+        if restoring is None or computing is None or CHUNK_TOKENS * restoring <= computing:
             return False
         self._seconds_per_token = restoring * _DECAY
         return True

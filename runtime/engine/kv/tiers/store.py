@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -66,7 +65,7 @@ class StoreTier:
         self._closed = False
         self._backoff = Backoff()
         self._change = threading.Condition()
-        self._reads = StoreReads(self._fetch, "carryall-kv-reads")
+        self._reads = StoreReads(self._fetch, self._decoded, "carryall-kv-reads")
         self._chunk_bytes = _AHEAD_BYTES >> 2  # of the newest one, at first a guess
         self._writer = threading.Thread(target=self._write, name="carryall-kv-store", daemon=True)
         self._writer.start()
@@ -161,15 +160,16 @@ class StoreTier:
         if not self._writer.is_alive():
             self.store.close()
 
-    def _fetch(self, keys: Sequence[bytes]) -> Generator[Parts | DamagedFileError | None, None, None]:
-        """Yield the store's chunks of keys: None if it has none, an error if that is not to be used."""
-        names = [file_name(key, self._secret) for key in keys]
-        with contextlib.closing(self.store.fetch(names)) as contents:
-            for key, content in zip(keys, contents, strict=True):
-                try:
-                    yield None if content is None else decode_chunk(memoryview(content), key, self._secret)
-                except DamagedFileError as error:
-                    yield error
+    def _fetch(self, keys: Sequence[bytes]) -> Generator[bytes | None, None, None]:
+        """Yield the store's contents of keys."""
+        return self.store.fetch([file_name(key, self._secret) for key in keys])
+
+    def _decoded(self, key: bytes, content: bytes | None) -> Parts | DamagedFileError | None:
+        """Return a chunk: None if the store has none, an error if that is not to be used."""
+        try:
+            return None if content is None else decode_chunk(memoryview(content), key, self._secret)
+        except DamagedFileError as error:
+            return error
 
     def _call(self, call: Callable[[], Result], chunks: int) -> Result | None:
         """Return the result of a call of the store; see ``_ask``."""

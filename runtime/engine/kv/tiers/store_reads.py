@@ -5,26 +5,38 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+Raw = TypeVar("Raw")
 Content = TypeVar("Content")
 Result = TypeVar("Result")
 
+# Checking a chunk takes as long as receiving two: hashes run beside Python.
+_DECODERS = 2
 
-class StoreReads(Generic[Content]):
+
+class StoreReads(Generic[Raw, Content]):
     """Runs calls in one thread, in order, and waits for each no longer than it is worth.
 
     While a late call still runs, others fail at once. One thread uses an object of this class.
 
     Args:
-        fetch: yields the content of each key, in order; it is closed early if nobody wants the rest.
+        fetch: yields what the store has of each key, in order; it is closed early if nobody wants the rest.
+        decode: returns the content of a key and what the store has; several threads call it.
         name: of the thread.
     """
 
-    def __init__(self, fetch: Callable[[Sequence[bytes]], Generator[Content, None, None]], name: str) -> None:
-        self._fetch = fetch
+    def __init__(
+        self,
+        fetch: Callable[[Sequence[bytes]], Generator[Raw, None, None]],
+        decode: Callable[[bytes, Raw], Content],
+        name: str,
+    ) -> None:
+        self._fetch, self._decode = fetch, decode
+        self._decoders = ThreadPoolExecutor(_DECODERS, f"{name}-decode")
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._late: Future[Any] | None = None
         self._ahead: dict[bytes, Future[Content]] = {}  # in the order of the store's answers
@@ -81,6 +93,7 @@ class StoreReads(Generic[Content]):
         """End the thread, once its calls have ended."""
         self.forget()
         self._jobs.put(None)
+        self._decoders.shutdown(wait=False)
 
     def _check(self) -> None:
         if self._late is not None and not self._late.done():
@@ -103,18 +116,28 @@ class StoreReads(Generic[Content]):
         self._ahead.update(zip(keys, futures, strict=True))
 
         def run() -> None:
+            unread = deque(futures)
             try:
                 with contextlib.closing(self._fetch(keys)) as contents:
-                    for future, content in zip(futures, contents, strict=True):
-                        if not future.set_running_or_notify_cancel():
+                    for key, raw in zip(keys, contents, strict=True):
+                        if unread[0].cancelled():
                             return  # those behind it are cancelled too
-                        future.set_result(content)
+                        self._decoders.submit(self._resolve, unread.popleft(), key, raw)
             except Exception as error:  # noqa: BLE001 -- who waits raises it
-                for future in futures:
-                    if not future.done() and future.set_running_or_notify_cancel():
+                for future in unread:
+                    if future.set_running_or_notify_cancel():
                         future.set_exception(error)
 
         self._jobs.put(run)
+
+    def _resolve(self, future: Future[Content], key: bytes, raw: Raw) -> None:
+        """Give a future the content of a key, or the error of decoding it."""
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(self._decode(key, raw))
+        except Exception as error:  # noqa: BLE001 -- who waits raises it
+            future.set_exception(error)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

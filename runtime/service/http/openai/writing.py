@@ -95,10 +95,23 @@ def completion_logprobs(
         entry = candidates[token] if candidates else None
         tokens.append(_token_text(entry) if entry else first)
         chosen.append(entry.logprob if entry else None)
-        top.append({_token_text(one): one.logprob for one in by_rank(candidates)} if candidates else None)
+        top.append(_by_text(candidates) if candidates else None)
         offsets.append(offset)
         offset += len(entry.text if entry else first)
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}
+
+
+def _by_text(candidates: Mapping[int, Logprob]) -> dict[str, float]:
+    """Return log-probabilities by text, likeliest first.
+
+    Several tokens may have one text (``A`` and the byte token ``<0x41>``): the likeliest keeps it, and the
+    others are named by their ids, as vLLM names tokens, so that none is lost.
+    """
+    named: dict[str, float] = {}
+    for entry in by_rank(candidates):
+        text = _token_text(entry)
+        named[f"token_id:{entry.token_id}" if text in named else text] = entry.logprob
+    return named
 
 
 def _token_text(entry: Logprob) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carryall.providers.kv_groups import FullKV, WindowKV
-from carryall.runtime.engine.kv.slots import Copy, Release, SlotTable, Trim, Windows
+from carryall.runtime.engine.kv.slots import Copy, Release, SlotTable, Trim, Trimming
 from carryall.runtime.engine.requests.chunk import Save
 
 
@@ -64,7 +64,7 @@ def test_operations_are_given_out_once_in_order() -> None:
 
 
 def test_tokens_behind_windows_are_not_counted() -> None:
-    slots = SlotTable(3, 100, Windows(step=8, groups=(FullKV(4), WindowKV(4, 5, 8)), slack=8))
+    slots = SlotTable(3, 100, Trimming(step=8, groups=(FullKV(4), WindowKV(4, 5, 8)), slack=8))
     slot = slots.allocate(50)
     assert slots.trimmable(slot, 24) == 4
     slots.trim(slot, 50)

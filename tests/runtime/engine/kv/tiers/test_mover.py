@@ -217,9 +217,20 @@ def test_a_tier_slower_than_computing_is_left_alone(tmp_path: Path) -> None:
     fill(tmp_path)
     engine, _ = open_engine(tmp_path)
     engine._mover._seconds_per_token = 1.0
-    engine.scheduler.costs.observe(0, 1, 100, 0.1)
+    engine.scheduler.costs.observe(0, 1, 200, 0.1)
     assert run(engine, [request := ask("second")]) == [alone(request)]
     assert engine.stats().kv_restored_tokens == 0
+    engine.close()
+
+
+def test_a_short_prompt_does_not_tell_that_a_tier_is_slow(tmp_path: Path) -> None:
+    """A service that has computed its warm-up only restores what others computed."""
+    fill(tmp_path)
+    engine, _ = open_engine(tmp_path)
+    engine._mover._seconds_per_token = 1.0
+    engine.scheduler.costs.observe(0, 1, 8, 1e-6)
+    assert run(engine, [request := ask("second")]) == [alone(request)]
+    assert engine.stats().kv_restored_tokens > 0
     engine.close()
 
 
