@@ -35,6 +35,7 @@ IMAGE_ROWS = "image_rows"  # the row of image_states that replaces a token's emb
 # are real.
 ENCODER_STATES = "encoder_hidden_states"
 ENCODER_MASK = "encoder_attention_mask"
+ALIGNMENT = "alignment"  # output of a graph that tells where tokens attend to in the encoder's rows
 
 # Of audio.onnx: log-mel frames [windows, mels, frames], and its output [windows, positions, width].
 AUDIO_FEATURES, AUDIO_STATES = "input_features", "audio_states"

@@ -168,13 +168,14 @@ def run(rows, prompts, length):
     starts = [200] * rows + [0] * prompts
     begin = time.perf_counter()
     runner.forward([Row(i, t, s, 1) for i, (t, s) in enumerate(zip(tokens, starts))])
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    return [(len(t), s) for t, s in zip(tokens, starts)], seconds
 for slot in range(8):
     runner.forward([Row(slot, rng.integers(5, most, 200), 0)])
 for _ in range(6):
     for rows, prompts, length in ((1, 0, 0), (2, 0, 0), (4, 0, 0), (6, 0, 0), (0, 1, 64), (0, 1, 256),
                                   (3, 1, 8), (3, 1, 16), (3, 1, 32), (1, 1, 8), (1, 1, 32)):
-        steps.append((rows, prompts, prompts * length, run(rows, prompts, length)))
+        steps.append(run(rows, prompts, length))
         if prompts:
             runner.release(rows); runner.forward([Row(rows, rng.integers(5, most, 200), 0)])
 parts = runner.read_kv(0, 0, 64)

@@ -166,10 +166,12 @@ class EncoderOutput:
     Args:
         key: 32 bytes that tell outputs apart; slots with equal keys share their keys and values.
         states: [rows, info.encoder_width].
+        num_tokens: tokens of a prompt that the encoder read, each row of a picture being one; 0 for sound.
     """
 
     key: bytes
     states: npt.NDArray[np.float32]
+    num_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -552,11 +554,14 @@ class Provider(abc.ABC):
         """Return what else ``text_passes`` depends on, such as the processor, for the key of the cache."""
         return ""
 
-    def tower_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Return the passes that lower ``vision.onnx``, whose groups will be full, in order."""
+    def tower_passes(self, config: RunnerConfig, *, quantized: bool = False) -> list[ir.passes.PassBase]:
+        """Return the passes that lower ``vision.onnx``, whose groups will be full, in order.
+
+        ``quantized`` says whether the model behind it has quantized weights.
+        """
         return []
 
-    def tower_form(self, config: RunnerConfig) -> str | None:
+    def tower_form(self, config: RunnerConfig, *, quantized: bool = False) -> str | None:
         """Return a name for what ``tower_passes`` write, None if there are none; it needs no graphs."""
         return None
 

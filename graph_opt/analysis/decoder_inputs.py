@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...contract import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, is_past
+from ...contract import ATTENTION_MASK, INPUT_IDS, LOGITS, POSITION_IDS, is_past, is_past_encoder
 from ..graph.edit import insert, shared_constant, static_size
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -26,6 +26,17 @@ def find_input(graph: ir.Graph, name: str) -> ir.Value | None:
 def first_cache(graph: ir.Graph) -> ir.Value | None:
     """Return the first KV cache input, None if there is none; all have the same length."""
     return next((value for value in graph.inputs if is_past(value.name)), None)
+
+
+def encoder_caches(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """Return what appends to the encoder's caches that an ``Attention`` reads; None for others."""
+    found = [value.producer() if value is not None else None for value in node.inputs[1:3]]
+    nodes = [one for one in found if one is not None and one.op_type == "Concat" and len(one.inputs) == 2]
+    if len(nodes) != 2 or not all(
+        one.inputs[0] is not None and is_past_encoder(one.inputs[0].name) for one in nodes
+    ):
+        return None
+    return nodes[0], nodes[1]
 
 
 def fixed_tokens(graph: ir.Graph) -> str | None:

@@ -5,7 +5,10 @@ Runners read it too, so this module does not import onnx_ir.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 BEGINS, PAST, TABLE = "cumulative_sequence_length", "past_seqlens", "block_table"
 # In host memory: bounds on the new tokens of a row, on the tokens of a row after the run, and from below on
@@ -29,6 +32,35 @@ _GROUP = 16
 def table_input(window: int) -> str:
     """Return the name of the block table of layers with a window, in a graph that has several tables."""
     return f"{TABLE}_{window}" if window else TABLE
+
+
+def text_rows(lengths: Sequence[int], block: int) -> dict[str, npt.NDArray[np.int32]]:
+    """Return what describes texts one behind the other, each of which sees all of itself.
+
+    Args:
+        lengths: tokens of each text, at least 1.
+        block: positions of a block of the caches; each text has blocks of its own.
+
+    Returns:
+        ``BEGINS`` [texts + 1], ``PAST`` [texts], ``TABLE`` [texts, most blocks] and ``AHEAD`` [tokens].
+    """
+    counts, begins = np.array(lengths), np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(counts, out=begins[1:])
+    blocks = -(-counts // block)
+    first = np.cumsum(blocks) - blocks
+    table = first[:, None] + np.minimum(np.arange(blocks.max()), blocks[:, None] - 1)
+    ahead = np.repeat(begins[1:], counts) - 1 - np.arange(begins[-1])
+    return {
+        BEGINS: begins,
+        PAST: np.zeros(len(counts), np.int32),
+        TABLE: table.astype(np.int32),
+        AHEAD: ahead.astype(np.int32),
+    }
+
+
+def rows_input(groups: str, name: str) -> str:
+    """Return the name of the input ``BEGINS``, ``PAST``, ``TABLE`` or ``AHEAD`` for groups of patches."""
+    return f"{groups}_{name}"
 
 
 def text_cache(name: str, kv_heads: int, row_bytes: int) -> str:

@@ -115,8 +115,9 @@ def load(path: Path) -> ctypes.CDLL:
             *[ctypes.c_int64] * 8,
             *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64),
         ]
-        functions.carryall_round.restype = ctypes.c_int64
-        functions.carryall_round.argtypes = [ctypes.c_char_p, ctypes.c_void_p, *[ctypes.c_int64] * 2]
+        for function in (functions.carryall_round, functions.carryall_sweep):
+            function.restype = ctypes.c_int64
+            function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, *[ctypes.c_int64] * 2]
         functions.carryall_pack_stored.restype = ctypes.c_int64
         functions.carryall_pack_stored.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     except (OSError, AttributeError) as error:

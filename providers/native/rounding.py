@@ -1,10 +1,10 @@
-"""Round float matrices to blocks of 4 or 8 bits by the library of kernels, on all cores."""
+"""Round float matrices to blocks of 4 or 8 bits by the library of kernels, with the bits of NumPy."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,19 @@ from typing import Any
 import numpy as np
 
 from ...errors import GraphError
-from ...graph_opt.quantize.algorithms.blockwise import SHRINKS, BlockFormat, Floats, Quantized, Quantizer
-from ...graph_opt.quantize.algorithms.grouped import FACTORS
+from ...graph_opt.graph.lazy import Array
+from ...graph_opt.quantize.algorithms.arithmetic import Arithmetic
+from ...graph_opt.quantize.algorithms.blockwise import (
+    FINE_SHRINKS,
+    SHRINKS,
+    BlockFormat,
+    Floats,
+    Quantized,
+    Quantizer,
+)
+from ...graph_opt.quantize.algorithms.grouped import FACTORS, Scales
 from ...graph_opt.quantize.algorithms.kquant import STEPS
+from ...graph_opt.quantize.algorithms.sweep import Grid
 from ...records import dataclass
 from .library import find_library, load
 
@@ -39,6 +49,7 @@ class _Rounding(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("inputs", "outputs", "bits", "block", "group")),
         ("is_signed", ctypes.c_bool),
         ("search", ctypes.c_int64),
+        ("importance", ctypes.c_void_p),
         ("ranges", ctypes.c_void_p),
         ("range_count", ctypes.c_int64),
         ("units", ctypes.c_void_p),
@@ -47,6 +58,22 @@ class _Rounding(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("value_input_step", "value_output_step")),
         ("scales", ctypes.c_void_p),
         ("zero_points", ctypes.c_void_p),
+        ("multiples", ctypes.c_void_p),
+    )
+
+
+class _Sweep(ctypes.Structure):
+    """The struct of the same name in ``sources/sweep.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("left", "levels")),
+        *((name, ctypes.c_int64) for name in ("left_step", "levels_step", "rows", "outputs")),
+        ("matrix", ctypes.c_void_p),
+        ("matrix_step", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("scales", "zero_points", "blocks")),
+        *((name, ctypes.c_float) for name in ("low", "high")),
+        ("moves", ctypes.c_bool),
+        ("changes", ctypes.c_void_p),
     )
 
 
@@ -72,14 +99,71 @@ class BlockRounding:
         Raises:
             GraphError: the matrix holds NaN, infinity, or weights whose squares exceed float32.
         """
+        lines = self.algorithm == "kquant"
+        tried = STEPS if lines else SHRINKS[form.bits]
+        values, scales, zero_points, _ = self._rounded(weight, form, tried, _LINES if lines else _RANGES)
+        return Quantized(values, scales, zero_points)
+
+    def starting_scales(self, weight: Floats, form: BlockFormat, importance: Floats) -> Scales:
+        """Return ``grouped.starting_scales``.
+
+        Raises:
+            GraphError: the matrix holds NaN, infinity, or weights whose squares exceed float32.
+        """
+        weights = np.ascontiguousarray(importance, np.float32)
+        _, scales, zero_points, multiples = self._rounded(weight, form, FINE_SHRINKS, _RANGES, weights)
+        zeros = np.zeros_like(scales) if zero_points is None else zero_points.astype(np.float32)
+        return Scales(scales, zeros, multiples)
+
+    def sweep(
+        self, left: Floats, levels: Floats, grid: Grid, matrix: Floats, form: BlockFormat, *, moves: bool
+    ) -> Floats:
+        """Sweep a panel, see ``algorithms.sweep.Panel``; the rows of all arrays must be contiguous.
+
+        Raises:
+            GraphError: it has more inputs than a panel.
+        """
+        changes = np.empty_like(left, order="C")
+        scales, zeros = (np.ascontiguousarray(one, np.float32) for one in (grid.scales, grid.zero_points))
+        blocks = np.ascontiguousarray(grid.blocks, np.int64)
+        sweep = _Sweep(
+            left=left.ctypes.data,
+            levels=levels.ctypes.data,
+            left_step=left.strides[0] // left.itemsize,
+            levels_step=levels.strides[0] // levels.itemsize,
+            rows=len(left),
+            outputs=left.shape[1],
+            matrix=matrix.ctypes.data,
+            matrix_step=matrix.strides[0] // matrix.itemsize,
+            scales=scales.ctypes.data,
+            zero_points=zeros.ctypes.data,
+            blocks=blocks.ctypes.data,
+            low=form.low,
+            high=form.high,
+            moves=moves,
+            changes=changes.ctypes.data,
+        )
+        self._run(load(self.library).carryall_sweep, sweep, left.shape[1], left.size)
+        return changes
+
+    def _rounded(
+        self,
+        weight: Floats,
+        form: BlockFormat,
+        ranges: Sequence[float],
+        search: int,
+        importance: Floats | None = None,
+    ) -> tuple[Array, Floats, Array | None, Floats | None]:
+        """Return values, scales, zero points of unsigned values, and the multiples of the units of groups."""
         floats = np.asarray(weight, np.float32)
         stored = np.int8 if form.symmetric else np.uint8
         values = np.empty_like(floats, stored, subok=False)  # in the order of ``weight``, row or column major
         shape = (len(floats) // form.block_size, floats.shape[1])
         scales = np.empty(shape, np.float32)
         zero_points = None if form.symmetric else np.empty(shape, stored)
-        lines = self.algorithm == "kquant"
-        tried, units = _doubles(STEPS if lines else SHRINKS[form.bits]), _doubles(FACTORS)
+        group = 0 if form.symmetric else form.group_size
+        multiples = np.empty(shape, np.float32) if group else None
+        tried, units = _doubles(ranges), _doubles(FACTORS)
         rounding = _Rounding(
             weights=floats.ctypes.data,
             input_step=floats.strides[0] // floats.itemsize,
@@ -88,9 +172,10 @@ class BlockRounding:
             outputs=floats.shape[1],
             bits=form.bits,
             block=form.block_size,
-            group=0 if form.symmetric else form.group_size,
+            group=group,
             is_signed=form.symmetric,
-            search=_LINES if lines else _RANGES,
+            search=search,
+            importance=_address(importance),
             ranges=tried.ctypes.data,
             range_count=len(tried),
             units=units.ctypes.data,
@@ -99,19 +184,19 @@ class BlockRounding:
             value_input_step=values.strides[0],
             value_output_step=values.strides[1],
             scales=scales.ctypes.data,
-            zero_points=None if zero_points is None else zero_points.ctypes.data,
+            zero_points=_address(zero_points),
+            multiples=_address(multiples),
         )
-        self._run(rounding, floats.size)
-        return Quantized(values, scales, zero_points)
+        self._run(load(self.library).carryall_round, rounding, floats.shape[1], floats.size)
+        return values, scales, zero_points, multiples
 
-    def _run(self, rounding: _Rounding, size: int) -> None:
-        function, address = load(self.library).carryall_round, ctypes.addressof(rounding)
-        isa = None if self.isa is None else self.isa.encode()
+    def _run(self, function: Callable[..., int], task: ctypes.Structure, outputs: int, size: int) -> None:
+        address, isa = ctypes.addressof(task), None if self.isa is None else self.isa.encode()
 
         def run(first: int) -> int:  # outside of Python's lock
-            return int(function(isa, address, first, min(first + _COLUMNS, rounding.outputs)))
+            return int(function(isa, address, first, min(first + _COLUMNS, outputs)))
 
-        firsts = range(0, rounding.outputs, _COLUMNS)
+        firsts = range(0, outputs, _COLUMNS)
         if size <= _SMALL:
             outcomes = set(map(run, firsts))
         else:
@@ -131,5 +216,22 @@ def native_quantizer(algorithm: str) -> Quantizer | None:
     return None if library is None else BlockRounding(library, algorithm)
 
 
+def native_arithmetic() -> Arithmetic:
+    """Return the inner loops of the calibrated algorithms: the library's, or NumPy's if it is not built.
+
+    Raises:
+        ProviderUnavailableError: the library is damaged or cannot be loaded.
+    """
+    library = find_library()
+    if library is None:
+        return Arithmetic()
+    kernels = BlockRounding(library, "rtn")
+    return Arithmetic(kernels, kernels.starting_scales, kernels.sweep)
+
+
 def _doubles(values: Sequence[float]) -> Any:
     return np.array(values, np.float64)
+
+
+def _address(array: Array | None) -> int | None:
+    return None if array is None else array.ctypes.data

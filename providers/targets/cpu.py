@@ -52,8 +52,10 @@ class CpuOptions(Checked):
         latent_kv: ``compressed`` keeps the compressed keys and values of latent attention (DeepSeek, GLM 4.7
             Flash, MiniCPM 3, Youtu) in place of those of all heads, with ``kv_memory=paged``: far less
             memory; prompts take longer.
-        tower: ``int8`` computes the products of ``vision.onnx`` with weights and activations of 8 bits, by
-            carryall's kernels: a picture takes less time, and is seen less exactly.
+        tower: ``int8`` computes products of ``vision.onnx`` and ``audio.onnx`` with weights and activations
+            of 8 bits, and attention of ``vision.onnx`` with keys and values of 8 bits, by carryall's kernels:
+            a picture takes less time, and is seen less exactly. ``auto`` is int8 if the decoder's weights are
+            quantized and the kernels are carryall's, else float32.
         wide_products: without effect; there is one graph for prompts and decoding.
     """
 
@@ -62,7 +64,7 @@ class CpuOptions(Checked):
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     kv_memory: Literal["auto", "paged", "explicit"] = "auto"
     latent_kv: Literal["expanded", "compressed"] = "expanded"
-    tower: Literal["float32", "int8"] = "float32"
+    tower: Literal["auto", "float32", "int8"] = "auto"
     wide_products: Literal["auto", "off"] = "auto"
 
 
@@ -146,16 +148,20 @@ class CpuProvider(OrtProvider):
         """Return whether the kernels multiply split weights."""
         return "split" if splits_floats() else ""
 
-    def tower_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Return the passes for onnxruntime's attention, and with ``tower=int8`` for carryall's products."""
+    def tower_passes(self, config: RunnerConfig, *, quantized: bool = False) -> list[ir.passes.PassBase]:
+        """Return the passes for onnxruntime's kernels in float32, or for carryall's in 8 bits."""
         from ...graph_opt.lower.pipelines.towers import tower_passes
 
         options = self.checked_options(config.options)
-        return tower_passes(self.kernels_for(options), int8=options["tower"] == "int8")
+        int8 = self.tower_form(config, quantized=quantized) == "int8"
+        return tower_passes(self.kernels_for(options), int8=int8)
 
-    def tower_form(self, config: RunnerConfig) -> str | None:
-        """Return the option; attention is lowered with each of its values."""
-        return str(self.checked_options(config.options)["tower"])
+    def tower_form(self, config: RunnerConfig, *, quantized: bool = False) -> str | None:
+        """Return the option, decided if it is ``auto``; attention is lowered with each of its values."""
+        options = self.checked_options(config.options)
+        if options["tower"] != "auto":
+            return str(options["tower"])
+        return "int8" if quantized and options["kernels"] == CARRYALL else "float32"
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""

@@ -81,7 +81,7 @@ class AsyncLLM(TextModel):
 
         loaded, self.engine = open_engine(model, engine_config, fields, owner="AsyncLLM", progress=progress)
         self.name = loaded.name
-        self.requests = RequestFactory(loaded)
+        self.requests = RequestFactory(loaded, self.engine.config)
         self._text_threads = ThreadPoolExecutor(_TEXT_THREADS, "carryall-text")
         self._thread = EngineThread(self.engine)
         atexit.register(self.shutdown)  # a device run must not outlive the interpreter

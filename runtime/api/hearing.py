@@ -12,6 +12,7 @@ from ..audio.encoding import AudioEncoder
 from ..audio.opening import open_sound
 from ..audio.speech_tokens import SpeechTokens
 from ..audio.transcription import Steps, Transcriber, TranscriptionOptions
+from ..audio.word_times import Alignment
 from ..text.tokenizer import Tokenizer
 
 
@@ -23,25 +24,27 @@ class Hearing:
         find_tokenizer: returns the model's tokenizer, or raises UsageError.
         context_length: tokens of a sequence.
         vocab_size: columns of the logits.
+        most_seconds: of a recording.
     """
 
     def __init__(
         self,
-        open_encoder: Callable[[], tuple[AudioEncoder, Mapping[str, Any]]],
+        open_encoder: Callable[[], tuple[AudioEncoder, Mapping[str, Any], Alignment]],
         find_tokenizer: Callable[[], Tokenizer],
         context_length: int,
         vocab_size: int,
+        most_seconds: float,
     ) -> None:
         self._open, self._find_tokenizer, self._context_length = open_encoder, find_tokenizer, context_length
-        self._vocab_size = vocab_size
+        self._vocab_size, self._most_seconds = vocab_size, most_seconds
         self._lock = threading.Lock()
 
     @functools.cached_property
     def _transcriber(self) -> Transcriber:
-        encoder, generation = self._open()
+        encoder, generation, align = self._open()
         tokenizer = self._find_tokenizer()
         tokens = SpeechTokens.of(tokenizer, generation, self._vocab_size)
-        return Transcriber(encoder, tokens, tokenizer, self._context_length)
+        return Transcriber(encoder, tokens, tokenizer, self._context_length, align)
 
     @property
     def transcriber(self) -> Transcriber:
@@ -67,7 +70,7 @@ class Hearing:
         """
         transcriber, options = self.transcriber, transcription_options(fields)
         transcriber.check(options)
-        return transcriber.steps(open_sound(source, transcriber.rate), options, salt)
+        return transcriber.steps(open_sound(source, transcriber.rate, self._most_seconds), options, salt)
 
 
 def transcription_options(fields: Mapping[str, Any]) -> TranscriptionOptions:

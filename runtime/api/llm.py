@@ -89,7 +89,7 @@ class LLM(TextModel):
         loaded, self.engine = open_engine(model, engine_config, fields, owner="LLM", progress=progress)
         self.name = loaded.name
         self.fallbacks = loaded.fallbacks
-        self.requests = RequestFactory(loaded)
+        self.requests = RequestFactory(loaded, self.engine.config)
         self._turn = FairLock()
         self._dropped = deque[RequestGroup]()  # to be cancelled
         self._closed = False

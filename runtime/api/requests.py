@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...errors import ChatTemplateError, InvalidSamplingError, PromptTooLongError, RequestError, UsageError
 from ...options import shown
 from ..engine.adapters import AdapterSet
+from ..engine.config import EngineConfig
 from ..engine.requests.output_text import OutputText
 from ..engine.requests.pooled_states import Pooling
 from ..engine.requests.request import Grammar, Request
@@ -51,17 +52,21 @@ _QUICK_TEXT = 4096
 class RequestFactory:
     """Makes requests for one model. Thread-safe."""
 
-    def __init__(self, model: LoadedModel) -> None:
-        self._model = model
+    def __init__(self, model: LoadedModel, config: EngineConfig | None = None) -> None:
+        self._model, config = model, config or EngineConfig()
         self._lock = threading.Lock()
         self.grammars: GrammarCompiler | None = None
         info = model.runner.info
         self._reader = PromptReader(lambda: self.tokenizer, info.vocab_size, info.context_length)
         self.encoder = Encoder(model.open_encoder)
         special = None if model.tokenizer is None else model.tokenizer.special_texts
-        self.sight = Sight(model.open_sight)
+        self.sight = Sight(model.open_sight, config.max_images, config.max_image_pixels)
         self.hearing = Hearing(
-            model.open_hearing, lambda: self.tokenizer, info.context_length, info.vocab_size
+            model.open_hearing,
+            lambda: self.tokenizer,
+            info.context_length,
+            info.vocab_size,
+            config.max_audio_seconds,
         )
         if model.tokenizer is not None:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)

@@ -16,15 +16,12 @@ from ...records import dataclass
 from ..engine.requests.prompt_images import PromptImages
 from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
-from ..images.opening import MOST_PIXELS
 from ..images.pdf import pictures_of
 from ..images.video import Video, open_video
 from ..text.chat_template import Message
 from ..text.parsers.locations import Places
 from ..types.outputs import PictureUsage
 
-MOST_PICTURES = 128  # of a conversation; a page of a PDF file is one
-_TOTAL_PIXELS = 4 * MOST_PIXELS  # of all pictures of a conversation, since each takes time to be opened
 _TEXTS = ("text", "thinking", "reasoning")  # types of parts; some templates write past thoughts so
 
 
@@ -48,10 +45,15 @@ class Sight:
 
     Args:
         open_encoder: see ``LoadedModel.open_sight``.
+        most_pictures: of a conversation; a page of a PDF file is one.
+        most_pixels: of all pictures of a conversation, since each takes time to be opened.
     """
 
-    def __init__(self, open_encoder: Callable[[], ImageEncoder]) -> None:
+    def __init__(
+        self, open_encoder: Callable[[], ImageEncoder], most_pictures: int, most_pixels: int
+    ) -> None:
         self._open, self._lock = open_encoder, threading.Lock()
+        self._most_pictures, self._most_pixels = most_pictures, most_pixels
 
     @functools.cached_property
     def _encoder(self) -> ImageEncoder:
@@ -79,8 +81,8 @@ class Sight:
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
         parts_of = [message["content"] for message in messages if _has_pictures(message)]
         sources = [picture_sources(part) for parts in parts_of for part in parts if is_picture(part)]
-        if (count := sum(map(len, sources))) > MOST_PICTURES:
-            raise RequestError(f"a conversation has {count} pictures; the limit is {MOST_PICTURES}")
+        if (count := sum(map(len, sources))) > self._most_pictures:
+            raise RequestError(f"a conversation has {count} pictures; the limit is {self._most_pictures}")
         several, opened = count > 1, iter(sources)
         for message in messages:
             if not _has_pictures(message):
@@ -91,16 +93,24 @@ class Sight:
                 if is_video(part):
                     pictures.append(encoder.prepare_video(_video(part)))
                     parts.append({"type": "video"})
-                    _check_all(pictures)
+                    self._check_all(pictures)
                 elif is_picture(part):
                     for source in next(opened):
                         pictures.append(encoder.prepare(source, several=several, salt=salt))
                         parts.append({"type": "image"})
-                        _check_all(pictures)
+                        self._check_all(pictures)
                 else:
                     parts.append(part)
             taken.append({**message, "content": parts})
         return taken, pictures
+
+    def _check_all(self, pictures: Sequence[Picture]) -> None:
+        """Raise RequestError for pictures with too many pixels in all."""
+        if sum(picture.num_pixels for picture in pictures) > self._most_pixels:
+            raise RequestError(
+                f"the pictures of a conversation have more than {self._most_pixels} pixels in all; make them "
+                "smaller, or send fewer"
+            )
 
     def placed(self, pieces: Sequence[str], pictures: Sequence[Picture]) -> list[str]:
         """Return the pieces of a rendered text with all tokens of each picture in its place.
@@ -188,7 +198,7 @@ class Sight:
         key = hashlib.blake2b(f"{len(salt)} {salt} {asked}".encode(), digest_size=32)
         key.update(picture.key)
         states = encoder.read(picture, asked, salt) if use == "asks" else encoder.states(picture, salt)
-        output = EncoderOutput(key.digest(), states)
+        output = EncoderOutput(key.digest(), states, len(states))
         if use == "asks":
             rules, (height, width) = encoder.geometry.places(encoder.processor, text), picture.size
             return SeenPicture(output, places=Places(width=width, height=height, **rules))
@@ -207,16 +217,6 @@ def _check_parts(messages: Any) -> None:
                 "a part of a content must be {'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}"
                 f" with a path, bytes, an image of Pillow or an array, not {shown(part)}"
             )
-
-
-def _check_all(pictures: Sequence[Picture]) -> None:
-    """Raise RequestError for pictures with too many pixels in all."""
-    total = sum(picture.num_pixels for picture in pictures)
-    if total > _TOTAL_PIXELS:
-        raise RequestError(
-            f"the pictures of a conversation have more than {_TOTAL_PIXELS} pixels in all; make them "
-            "smaller, or send fewer"
-        )
 
 
 def is_picture(part: Any) -> bool:

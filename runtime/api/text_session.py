@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import ATTENTION_MASK, INPUT_IDS, POSITION_IDS, TEXT_REDUCTIONS, TOKEN_TYPE_IDS
-from ...graph_opt.lower.paged_kv import AHEAD, BEGINS, KEYS, PAST, TABLE, VALUES
+from ...graph_opt.lower.paged_kv import BEGINS, KEYS, TABLE, VALUES, text_rows
 from ...providers import get_provider, has_argument
 from ...providers.base import Provider, RunnerConfig
 from ...records import dataclass
@@ -147,24 +147,17 @@ class JoinedTexts(TextSession):
 
     def run(self, outputs: Sequence[str], texts: Sequence[Tokens]) -> list[Floats]:
         """Run texts one behind the other; each has blocks of its own in the caches of keys and values."""
-        counts = [len(text.ids) for text in texts]
-        total, lengths, begins = sum(counts), np.array(counts), np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(lengths, out=begins[1:])
-        places = np.arange(total)
-        blocks = -(-lengths // self._block)
-        first = np.cumsum(blocks, dtype=np.int32) - blocks
-        most = int(blocks.max())
+        lengths = [len(text.ids) for text in texts]
+        total, rows = sum(lengths), text_rows(lengths, self._block)
+        begins = rows[BEGINS]
         feed: dict[str, npt.NDArray[Any]] = {
             INPUT_IDS: _row([text.ids for text in texts], total),
-            POSITION_IDS: (places - np.repeat(begins[:-1], lengths))[None],
-            BEGINS: begins,
-            PAST: np.zeros(len(counts), np.int32),
-            TABLE: (first[:, None] + np.minimum(np.arange(most), blocks[:, None] - 1)).astype(np.int32),
-            AHEAD: (np.repeat(begins[1:], lengths) - 1 - places).astype(np.int32),
+            POSITION_IDS: (np.arange(total) - np.repeat(begins[:-1], lengths))[None],
+            **rows,
         }
         if TOKEN_TYPE_IDS in self._names:
             feed[TOKEN_TYPE_IDS] = _row([text.types for text in texts], total)
-        count = int(blocks.sum())
+        count = int(rows[TABLE].max()) + 1
         feed |= {name: np.empty((count, *shape), np.uint8) for name, shape in self._caches.items()}
         feed = {name: array for name, array in feed.items() if name in self._names}
         arrays = self._session.run(list(outputs), feed)

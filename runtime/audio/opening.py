@@ -21,13 +21,14 @@ MOST_SECONDS = 2 * 3600  # of sound; a file of silence in a few kB may hold days
 _RATES = (1_000, 768_000)  # samples of a second
 
 
-def open_sound(source: Any, rate: int) -> Samples:
+def open_sound(source: Any, rate: int, most_seconds: float = MOST_SECONDS) -> Samples:
     """Return a sound as [samples] at ``rate`` samples of a second, all channels mixed.
 
     Args:
         source: the path or the bytes of a file of any format that FFmpeg reads (WAV, FLAC, MP3, Ogg, M4A,
             ...); an array float [samples] at ``rate``, or with its own rate as (array, rate).
         rate: samples of a second.
+        most_seconds: of the sound.
 
     Raises:
         RequestError: the file is damaged, holds no sound, or is too long; or the array has no sound.
@@ -36,7 +37,7 @@ def open_sound(source: Any, rate: int) -> Samples:
     if isinstance(source, str | os.PathLike):
         source = _read(Path(source))
     if isinstance(source, bytes | bytearray | memoryview):
-        return _of_file(bytes(source), rate)
+        return _of_file(bytes(source), rate, most_seconds)
     own_rate = rate
     if isinstance(source, tuple) and len(source) == 2:
         source, own_rate = source
@@ -45,7 +46,7 @@ def open_sound(source: Any, rate: int) -> Samples:
             "a sound must be the path or the bytes of a file, an array, or (array, rate), not "
             f"{shown(source)}"
         )
-    return _of_array(source, own_rate, rate)
+    return _of_array(source, own_rate, rate, most_seconds)
 
 
 def _read(path: Path) -> bytes:
@@ -58,7 +59,7 @@ def _read(path: Path) -> bytes:
         raise RequestError(f"{str(path)!a} cannot be read: {why}") from error
 
 
-def _of_array(array: npt.NDArray[Any], own_rate: Any, rate: int) -> Samples:
+def _of_array(array: npt.NDArray[Any], own_rate: Any, rate: int, most_seconds: float) -> Samples:
     low, high = _RATES
     if (
         isinstance(own_rate, bool)
@@ -72,7 +73,7 @@ def _of_array(array: npt.NDArray[Any], own_rate: Any, rate: int) -> Samples:
         raise RequestError(
             f"an array of sound must be floats [samples], at least one, not {array.dtype} {list(array.shape)}"
         )
-    _check_length(len(array) / int(own_rate))
+    _check_length(len(array) / int(own_rate), most_seconds)
     samples = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(samples).all():
         raise RequestError("a sound has samples that are not finite numbers")
@@ -87,7 +88,7 @@ def _of_array(array: npt.NDArray[Any], own_rate: Any, rate: int) -> Samples:
     )
 
 
-def _of_file(data: bytes, rate: int) -> Samples:
+def _of_file(data: bytes, rate: int, most_seconds: float) -> Samples:
     if len(data) > MOST_BYTES:
         raise RequestError(f"a file of sound has {len(data)} bytes; the limit is {MOST_BYTES}")
     if not data:
@@ -98,8 +99,8 @@ def _of_file(data: bytes, rate: int) -> Samples:
             if not container.streams.audio:
                 raise RequestError("a file has no stream of sound")
             if container.duration is not None:
-                _check_length(container.duration / av.time_base)
-            parts = list(_decoded(av, container, rate))
+                _check_length(container.duration / av.time_base, most_seconds)
+            parts = list(_decoded(av, container, rate, most_seconds))
     except (av.FFmpegError, ValueError, IndexError, EOFError) as error:
         raise RequestError(f"a file of sound is damaged or of no supported format: {error}") from error
     samples = np.concatenate(parts) if parts else np.empty(0, np.float32)
@@ -108,7 +109,7 @@ def _of_file(data: bytes, rate: int) -> Samples:
     return np.nan_to_num(samples, posinf=1.0, neginf=-1.0)
 
 
-def _decoded(av: Any, container: Any, rate: int) -> Iterator[Samples]:
+def _decoded(av: Any, container: Any, rate: int, most_seconds: float) -> Iterator[Samples]:
     """Yield the samples of the first stream; the length is checked on what comes, since headers may lie."""
     resampler = av.AudioResampler(format="fltp", rate=rate)
     count = 0
@@ -116,7 +117,7 @@ def _decoded(av: Any, container: Any, rate: int) -> Iterator[Samples]:
         frame.pts = None  # gaps in time are no samples
         for part in resampler.resample(frame):
             count += part.samples
-            _check_length(count / rate)
+            _check_length(count / rate, most_seconds)
             yield _content(part)
     for part in resampler.resample(None):
         yield _content(part)
@@ -127,10 +128,10 @@ def _content(frame: Any) -> Samples:
     return np.asarray(frame.to_ndarray().mean(axis=0), np.float32)
 
 
-def _check_length(seconds: float) -> None:
-    if seconds > MOST_SECONDS:
+def _check_length(seconds: float, most: float) -> None:
+    if seconds > most:
         raise RequestError(
-            f"a sound of {seconds:.0f} s is longer than the limit of {MOST_SECONDS} s; send parts of it"
+            f"a sound of {seconds:.0f} s is longer than the limit of {most:g} s; send parts of it"
         )
 
 

@@ -6,6 +6,7 @@ complete segment of the one before ended.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
 from collections.abc import Generator, Sequence
@@ -25,6 +26,7 @@ from .features import Spectra, log_mel
 from .opening import Samples
 from .speech_tokens import SpeechTokens
 from .timestamp_rules import FirstLogits, TranscriptRules, log_softmax
+from .word_times import Alignment, Floats, Word, token_ends, words_of
 
 _STRIDE = 2  # spectra of a step of time
 
@@ -40,6 +42,7 @@ class TranscriptionOptions(Checked):
         temperature: of the first attempt at each window; a failed one is repeated at the next higher multiple
             of 0.2.
         timestamps: whether segments have times; without, each window is one segment.
+        words: whether segments have words with times; they take another run of the decoder for each window.
         previous_text: whether a window knows the text of those before.
         seed: of the attempts at a temperature above 0.
         compression_ratio: an attempt fails whose text zlib makes smaller by more than this factor: it repeats
@@ -54,6 +57,7 @@ class TranscriptionOptions(Checked):
     prompt: str = ""
     temperature: float = option(0.0, least=0, most=1)
     timestamps: bool = True
+    words: bool = False
     previous_text: bool = False
     seed: int = option(0, least=0)
     compression_ratio: float = option(2.4, above=0)
@@ -82,6 +86,7 @@ class Segment:
         mean_logprob: of its window.
         compression_ratio: of its window.
         no_speech: the probability that nobody speaks in its window.
+        words: with their times, if they were asked for.
     """
 
     id: int
@@ -94,6 +99,7 @@ class Segment:
     mean_logprob: float
     compression_ratio: float
     no_speech: float
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +144,9 @@ Steps = Generator[Question | Segment, RequestOutput | None, Transcription]
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What was written down of a window, without the end."""
+    """What was written down of a window, without the end, behind a prompt."""
 
+    prompt: Sequence[int]
     token_ids: tuple[int, ...]
     text: str
     temperature: float
@@ -161,12 +168,18 @@ class Transcriber:
         tokens: its special tokens.
         tokenizer: its tokenizer.
         context_length: tokens of a sequence.
+        align: tells where tokens attend to; without it, words have no times.
     """
 
     def __init__(
-        self, encoder: AudioEncoder, tokens: SpeechTokens, tokenizer: Tokenizer, context_length: int
+        self,
+        encoder: AudioEncoder,
+        tokens: SpeechTokens,
+        tokenizer: Tokenizer,
+        context_length: int,
+        align: Alignment | None = None,
     ) -> None:
-        self.encoder, self.tokens = encoder, tokens
+        self.encoder, self.tokens, self._align = encoder, tokens, align
         self._tokenizer, self._room = tokenizer, context_length // 2
 
     @property
@@ -221,6 +234,8 @@ class Transcriber:
             advance = size
             if silence <= options.no_speech or attempt.mean_logprob > options.mean_logprob:
                 found, advance = self._segments(attempt, seek, size, len(segments), options)
+                if options.words:
+                    found = self._timed_words(found, attempt, window.rows, (seek, size), language or "en")
                 segments += found
                 yield from found
                 if options.previous_text and attempt.temperature <= 0.5:
@@ -280,6 +295,45 @@ class Transcriber:
             )
         return found, advance
 
+    def _timed_words(
+        self,
+        segments: Sequence[Segment],
+        attempt: _Attempt,
+        rows: Floats,
+        window: tuple[int, int],
+        language: str,
+    ) -> list[Segment]:
+        """Return segments with words: a token begins where the one before it ended."""
+        if not segments:
+            return []
+        if self._align is None:
+            raise RequestError("this model tells no times of words; omit 'words'")
+        seek, size = window
+        weights = self._align([*attempt.prompt, *attempt.token_ids], rows)
+        ends = token_ends(weights[:, len(attempt.prompt) :, : max(1, size // _STRIDE)])
+        second = self.encoder.processor.rate / self.encoder.processor.hop
+        moments = [seek / second, *((seek + ends * _STRIDE) / second).tolist()]
+        timed, place, spoken = list[Segment](), 0, 0
+        for segment in segments:
+            place = _place_of(segment.token_ids, attempt.token_ids, place)
+            texts = [n for n, token in enumerate(segment.token_ids, place) if token < self.tokens.end]
+            inside = [min(max(moment, segment.start), segment.end) for moment in moments]
+            words = words_of(
+                [attempt.token_ids[n] for n in texts],
+                # No sound belongs to the tokens of times in front of the first word.
+                [(inside[spoken if n == texts[0] else n], inside[n + 1]) for n in texts],
+                self._tokenizer.decode,
+                language,
+            )
+            timed.append(dataclasses.replace(segment, words=tuple(words)))
+            place, spoken = place + len(segment.token_ids), texts[-1] + 1
+        return timed
+
+
+def _place_of(part: Sequence[int], whole: Sequence[int], first: int) -> int:
+    """Return where ``part`` begins in ``whole`` from ``first`` on: segments without text were left out."""
+    return next(n for n in range(first, len(whole)) if list(whole[n : n + len(part)]) == list(part))
+
 
 class _Window:
     """The requests about one window."""
@@ -287,6 +341,11 @@ class _Window:
     def __init__(self, transcriber: Transcriber, encoded: EncoderOutput, context: Sequence[int]) -> None:
         self._transcriber, self._encoded, self._context = transcriber, encoded, context
         self.num_tokens = 0
+
+    @property
+    def rows(self) -> Floats:
+        """What the encoder made of it, [rows, width]."""
+        return self._encoded.states
 
     def heard(self) -> Generator[Question, RequestOutput | None, tuple[float, str]]:
         """Return the probability that nobody speaks, and the most likely language."""
@@ -308,7 +367,12 @@ class _Window:
             ids = yield from self._ask(beginning, rules, temperature, options.seed, transcriber.most_tokens)
             written = tuple(token for token in ids if token != transcriber.tokens.end)
             attempt = _Attempt(
-                written, transcriber.text(written).strip(), temperature, rules.mean_logprob(ids), silence
+                transcriber.prompt(self._context, beginning),
+                written,
+                transcriber.text(written).strip(),
+                temperature,
+                rules.mean_logprob(ids),
+                silence,
             )
             unlikely = attempt.mean_logprob < options.mean_logprob
             repeats = bool(attempt.text) and attempt.compression_ratio > options.compression_ratio

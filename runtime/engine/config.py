@@ -55,6 +55,9 @@ class EngineConfig(Checked):
         kv_eviction_tokens: limit the KV cache of a request that generates to about this many tokens (lossy);
             the least important tokens are evicted. By default none are.
         grammar_timeout_seconds: how long a request waits for its grammar to compile before it is refused.
+        max_images: most pictures of a conversation; each page of a PDF file is one.
+        max_image_pixels: most pixels of all pictures of a conversation together.
+        max_audio_seconds: longest recording that is written down.
         logits_processors: change the logits of whole batches, in this order, before tokens are sampled.
         adaptive_speculation: propose tokens only where that is expected to save time; otherwise always
             propose as many as possible.
@@ -82,5 +85,8 @@ class EngineConfig(Checked):
     attention_sinks: int = option(4, least=0)
     kv_eviction_tokens: int | None = option(None, least=1)
     grammar_timeout_seconds: float = option(10.0, least=0)
+    max_images: int = option(128, least=0)
+    max_image_pixels: int = option(256_000_000, least=1)
+    max_audio_seconds: float = option(7200.0, above=0, most=7200.0)
     logits_processors: tuple[BatchLogitsProcessor, ...] = ()
     adaptive_speculation: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,18 +14,23 @@ from ...errors import ProviderRuntimeError
 from ...exporter.audio_processor import AUDIO_PROCESSOR_FILE, read_audio_processor
 from ...exporter.config import read_generation_config
 from ...exporter.package import AUDIO_FILE
+from ...graph_opt.graph.graph_facts import has_quantized_weights
 from ...providers import get_provider
 from ...providers.base import RunnerConfig
 from ..audio.encoding import AudioEncoder
+from ..audio.word_times import Alignment
 from ..process.threads import at_lower_priority
+from .alignment import open_alignment
 from .model_source import SourceModel
 from .tower_graph import tower_graph
 
 
 def open_hearing(
     source: SourceModel, provider: str, config: RunnerConfig
-) -> tuple[AudioEncoder, Mapping[str, Any]]:
-    """Return what turns sound into rows, and the content of generation_config.json.
+) -> tuple[AudioEncoder, Mapping[str, Any], Alignment]:
+    """Return what turns sound into rows, the content of generation_config.json, and what aligns tokens.
+
+    The last opens its graph when it is first called.
 
     Args:
         source: a model that hears.
@@ -38,7 +44,8 @@ def open_hearing(
     """
     folder, target = source.sight_folder(), get_provider(provider)
     processor = read_audio_processor(folder / AUDIO_PROCESSOR_FILE)
-    graph = tower_graph(folder / AUDIO_FILE, target, config)
+    quantized = has_quantized_weights(source.graph.graph)
+    graph = tower_graph(folder / AUDIO_FILE, target, config, quantized=quantized)
     # Its threads have the priority of the one that opens it.
     session: Any = at_lower_priority(lambda: target.session(graph, config))
 
@@ -50,4 +57,6 @@ def open_hearing(
             raise ProviderRuntimeError(f"{AUDIO_FILE} failed: {error}") from error
         return np.asarray(states, np.float32)
 
-    return AudioEncoder(processor, run), read_generation_config(source.folder)
+    generation = read_generation_config(source.folder)
+    opened = functools.cache(lambda: open_alignment(source, provider, config, generation))
+    return AudioEncoder(processor, run), generation, lambda tokens, rows: opened()(tokens, rows)

@@ -12,6 +12,7 @@ from ...providers.base import DeviceMemory, Runner
 from ...providers.placement import Placement
 from ...records import dataclass
 from ..audio.encoding import AudioEncoder
+from ..audio.word_times import Alignment
 from ..engine.adapters import AdapterSet
 from ..engine.speculation.proposer import Proposer
 from ..images.encoding import ImageEncoder
@@ -74,7 +75,7 @@ class LoadedModel:
     identity: str = ""
     proposer: Proposer | None = None
     open_sight: Callable[[], ImageEncoder] = reads_text
-    open_hearing: Callable[[], tuple[AudioEncoder, Mapping[str, Any]]] = hears_nothing
+    open_hearing: Callable[[], tuple[AudioEncoder, Mapping[str, Any], Alignment]] = hears_nothing
     open_encoder: Callable[[], Runner] | None = None
     provider: str = ""
     choice: FastestProvider | None = None

@@ -16,6 +16,7 @@ from ...providers.base import Runner, RunnerConfig, RunnerInfo
 from ...providers.host import machine
 from ...providers.placement import Placement
 from ..audio.encoding import AudioEncoder
+from ..audio.word_times import Alignment
 from ..engine.adapters import AdapterSet
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
@@ -334,7 +335,7 @@ def _sight(source: SourceModel, provider: str, config: RunnerConfig, info: Runne
 
 def _hearing(
     source: SourceModel, provider: str, config: RunnerConfig
-) -> tuple[AudioEncoder, Mapping[str, Any]]:
+) -> tuple[AudioEncoder, Mapping[str, Any], Alignment]:
     from .hearing import open_hearing  # as above
 
     return open_hearing(source, provider, config)

@@ -14,6 +14,7 @@ from ...contract import DEEP_STATES, ENCODER_STATES, GROUPS, IMAGE_STATES
 from ...errors import ProviderRuntimeError, RequestError
 from ...exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
 from ...exporter.package import TEXT_ENCODER_FILE, VISION_FILE
+from ...graph_opt.graph.graph_facts import has_quantized_weights
 from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
 from ...graph_opt.quantize.algorithms.rotation import Rotation
 from ...providers import get_provider
@@ -22,6 +23,7 @@ from ..images.encoding import ImageEncoder, States
 from ..process.threads import at_lower_priority
 from .model_source import SourceModel
 from .tower_graph import tower_graph
+from .tower_rows import TowerRows
 
 _NONE = np.zeros((0, 0), np.int64)  # groups of towers that have none
 
@@ -52,10 +54,10 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, info: R
     rotated = info.image_width > 0 and LayerChanges.of(source.graph.graph).rotates_stream
     parts = 1 + len(json.loads(source.graph.metadata_props.get(DEEP_STATES, "[]")))
     turned = Rotation(width // parts).after if rotated else np.asarray
-    target = get_provider(provider)
+    target, quantized = get_provider(provider), has_quantized_weights(source.graph.graph)
 
     def opened(file: str) -> Any:
-        graph = tower_graph(folder / file, target, config)
+        graph = tower_graph(folder / file, target, config, quantized=quantized)
         # Its threads have the priority of the one that opens it.
         return at_lower_priority(lambda: target.session(graph, config))
 
@@ -78,7 +80,7 @@ def open_tower(
 
     Args:
         folder: the folder.
-        session: runs its ``vision.onnx``.
+        session: runs its ``vision.onnx``; None if only pictures are prepared.
         change: applied to its results.
         text_session: runs its ``text_encoder.onnx``; None if there is none.
 
@@ -86,9 +88,12 @@ def open_tower(
         PackageError: the file is damaged.
     """
     processor = read_image_processor(folder / IMAGE_PROCESSOR_FILE)
+    rows = None if session is None else TowerRows(session)
 
     def run(feeds: Mapping[str, npt.NDArray[Any]]) -> States:
-        if (feeds.get(GROUPS, _NONE) < 0).any():
+        if rows is not None and rows.needed:
+            feeds = rows.feeds(feeds)
+        elif (feeds.get(GROUPS, _NONE) < 0).any():
             raise ProviderRuntimeError("units of different shapes are in one run of a tower for full groups")
         return change(_result(session, IMAGE_STATES, feeds, VISION_FILE))
 

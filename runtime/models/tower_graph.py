@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...exporter.package import MODEL_FILE
 from ...providers.base import Provider, RunnerConfig
@@ -10,20 +11,24 @@ from ...storage.cache import cache_key, cached_folder, intact_folder
 from ...storage.hashes import content_key
 from ..process.garbage import collector_paused
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
-def tower_graph(model: Path, provider: Provider, config: RunnerConfig) -> Path:
+
+def tower_graph(model: Path, provider: Provider, config: RunnerConfig, *, quantized: bool = False) -> Path:
     """Return the graph that ``provider.tower_passes`` write; the portable one if there are none.
 
     Args:
         model: ``vision.onnx``, beside the file of its weights.
         provider: the provider to lower for.
         config: options of the runner.
+        quantized: whether the model behind it has quantized weights.
 
     Raises:
         GraphError: the file is no valid graph.
         OSError: a file cannot be read or written.
     """
-    form = provider.tower_form(config)
+    form = provider.tower_form(config, quantized=quantized)
     if form is None:
         return model
     names = sorted(each.name for each in model.parent.iterdir() if each.name.startswith(model.name))
@@ -33,16 +38,16 @@ def tower_graph(model: Path, provider: Provider, config: RunnerConfig) -> Path:
 
         def build(target: Path) -> None:
             with collector_paused():
-                _build(model, target, provider, config)
+                _build(model, target, provider.tower_passes(config, quantized=quantized))
 
         folder = cached_folder("lowered", key, build, {"model": str(model), "provider": provider.name})
     return folder / MODEL_FILE
 
 
-def _build(model: Path, target: Path, provider: Provider, config: RunnerConfig) -> None:
+def _build(model: Path, target: Path, passes: list[ir.passes.PassBase]) -> None:
     from ...graph_opt.graph.load import load_model  # the library of graphs, which a lowered one does not need
     from ...graph_opt.graph.saving import save_model
     from ...graph_opt.pipeline.pipeline import run
 
-    lowered, _ = run(load_model(model), provider.tower_passes(config))
+    lowered, _ = run(load_model(model), passes)
     save_model(lowered, target / MODEL_FILE)

@@ -15,6 +15,7 @@ from .at_exit import LOADING
 T = TypeVar("T")
 # Of Linux's nice values: a thread gets a third of the time of one without it, where both want a core.
 _LESS_PRIORITY = 5
+_works, _lock = [0, 0], threading.Lock()
 
 
 def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
@@ -41,6 +42,8 @@ def at_lower_priority(work: Callable[[], T]) -> T:
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
+        with _lock:
+            _works[0] += 1
         try:
             if sys.platform == "linux":
                 thread = threading.get_native_id()
@@ -50,9 +53,18 @@ def at_lower_priority(work: Callable[[], T]) -> T:
             outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 -- raised again where the result is awaited
             outcome.set_exception(error)
+        finally:
+            with _lock:
+                _works[1] += 1
 
     threading.Thread(target=run, name="low-priority", daemon=True).start()
     return outcome.result()
+
+
+def works_at_lower_priority() -> tuple[int, int]:
+    """Return how many works of ``at_lower_priority`` have begun, and how many of them have ended."""
+    with _lock:
+        return _works[0], _works[1]
 
 
 def check_new_threads(count: int) -> None:

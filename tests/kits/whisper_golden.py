@@ -19,6 +19,7 @@ from tiny_whisper import ENGLISH, START, TRANSCRIBE, UNTIMED, sound, write_whisp
 
 Array = npt.NDArray[Any]
 PATH = Path(__file__).resolve().parents[1] / "exporter" / "golden" / "whisper.npz"
+TIMES_PATH = PATH.with_name("whisper_times.npz")
 SEED = 3
 BEGINNING = [START, ENGLISH, TRANSCRIBE, UNTIMED]
 NEW_TOKENS = 32
@@ -79,8 +80,48 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
     }
 
 
+def transformers_times(checkpoint: Path) -> dict[str, Array]:
+    """Return what transformers tells of the times of tokens.
+
+    Returns:
+        ``sequences`` [2, n], with the prompt and padded with the end, and ``times`` [2, n], seconds at which
+        each token ends.
+    """
+    import torch
+    import transformers
+
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(checkpoint)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    found = []
+    for each in sounds():
+        features = torch.tensor(extractor._np_extract_fbank_features(each[None], "cpu"))
+        with torch.inference_mode():
+            found.append(
+                model.generate(
+                    features,
+                    return_timestamps=True,
+                    return_token_timestamps=True,
+                    language="en",
+                    task="transcribe",
+                    do_sample=False,
+                    max_new_tokens=32,
+                )
+            )
+    rows = {"sequences": "sequences", "times": "token_timestamps"}
+    return {
+        f"{name}{number}": each[key][0].numpy()
+        for number, each in enumerate(found)
+        for name, key in rows.items()
+    }
+
+
 def main() -> None:
     """Record the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        times: dict[str, Any] = dict(transformers_times(write_whisper(Path(folder), SEED)))
+    np.savez_compressed(TIMES_PATH, **times)
     with tempfile.TemporaryDirectory() as folder:
         answer = transformers_answer(write_whisper(Path(folder), SEED))
     print(f"smallest margin {float(answer['margin']):.1e}")

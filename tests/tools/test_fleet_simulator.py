@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -44,29 +45,43 @@ def test_streams_that_return_at_once_do_not_double_a_service(simulator: ModuleTy
     assert found["between_ms_p95"] == pytest.approx(10 + streams, rel=0.05)
 
 
-def test_costs_of_steps_that_vary_keep_their_ratios(simulator: ModuleType) -> None:
+def test_fitted_costs_are_those_of_steps_that_vary(simulator: ModuleType) -> None:
+    """Half of the steps take 0.7 and half 1.3 times their costs; steps with prompts vary less."""
+    costs = simulator.Costs(0.01, 0.001, 0.004, 0.002, 1e-6)
     steps = [
-        (rows, prompts, 10 * prompts, factor * (0.01 + 0.001 * rows + 0.002 * 10 * prompts))
-        for rows in (1, 3, 6)
-        for prompts in (0, 1)
-        for factor in (0.9, 1.1)
+        (rows, factor * costs.of(simulator.Facts.of(rows)))
+        for streams in (1, 3, 6)
+        for start in (20, 400)
+        for prompts in ([], [(10, start)], [(30, 3 * start)], [(10, 0), (20, start)])
+        for rows in [[(1, start)] * streams + prompts]
+        for factor in ((0.9, 1.1) if prompts else (0.7, 1.3))
     ]
-    costs = simulator.Costs.fitted(steps)
-    assert costs.step == pytest.approx(0.01, rel=0.02)
-    assert costs.of(3, 1, 10) == pytest.approx(0.033, rel=0.02)
-    assert sorted(costs.ratios) == pytest.approx([0.9] * 6 + [1.1] * 6, rel=0.03)
-    service = simulator.Service(costs, 2)
-    ask = simulator.Ask(0.0, 1, 200)
+    fitted = simulator.Costs.fitted(steps)
+    for name in ("step", "row", "prompt", "token", "key"):
+        assert getattr(fitted, name) == pytest.approx(getattr(costs, name)), name
+    plain, long = fitted.ratios
+    assert sorted(plain) == pytest.approx([0.7] * 6 + [1.3] * 6)
+    assert sorted(long) == pytest.approx([0.9] * 18 + [1.1] * 18)
+
+
+def test_simulated_steps_vary_as_measured_ones(simulator: ModuleType) -> None:
+    costs = simulator.Costs(0.01, 0.001, 0.0, 0.002, ratios=((0.9, 1.1), (1.0,)))
+    ask = simulator.Ask(0.0, 5, 200)
     simulation = simulator.Simulation()
-    simulation.give(service, ask)
+    simulation.give(simulator.Service(costs, 2), ask)
     simulation.run(60.0)
-    taken = {round(b - a, 4) for a, b in zip(ask.times, ask.times[1:], strict=False)}
-    assert max(taken) / min(taken) == pytest.approx(1.1 / 0.9, rel=0.02)
+    assert ask.times[0] == pytest.approx(0.02)
+    taken = {round(b - a, 4) for a, b in itertools.pairwise(ask.times)}
+    assert taken == {0.0099, 0.0121}
+
+
+def test_facts_of_rows_count_the_keys_that_each_token_attends_to(simulator: ModuleType) -> None:
+    assert simulator.Facts.of([(1, 9), (3, 4)]) == (1, 1, 3, 10 + 5 + 6 + 7)
 
 
 @pytest.mark.parametrize(
     ("run", "ratios"),
-    [("one_service", [0.97, 0.97, 0.92]), ("one_service_short_prompts", [1.02, 1.07, 0.86])],
+    [("one_service", [0.95, 1.02, 1.13]), ("one_service_short_prompts", [1.03, 1.06, 0.96, 0.88])],
 )
 def test_recorded_runs_of_a_real_model_are_predicted(
     simulator: ModuleType, capsys: pytest.CaptureFixture[str], run: str, ratios: list[float]

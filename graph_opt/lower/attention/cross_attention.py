@@ -17,10 +17,9 @@ from ....contract import (
     ENCODER_MASK,
     ENCODER_STATES,
     ENCODER_TABLE,
-    is_past_encoder,
 )
 from ....errors import UnsupportedAttentionError
-from ...analysis.decoder_inputs import find_input
+from ...analysis.decoder_inputs import encoder_caches, find_input
 from ...analysis.head_layout import head_sizes, join_heads
 from ...analysis.sink_attention import joined_source
 from ...graph.edit import float_attribute, insert, nodes_of, remove_unused, replace
@@ -29,17 +28,6 @@ from ..paged_kv import BEGINS, BLOCK_SIZE, CACHE_TYPE, CACHE_TYPES, LARGEST_HEAD
 from .shared_cache import joining
 
 DOMAIN, OPERATOR = "carryall", "CrossAttention"
-
-
-def encoder_caches(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """Return what appends to the encoder's caches that an ``Attention`` reads; None for others."""
-    found = [value.producer() if value is not None else None for value in node.inputs[1:3]]
-    nodes = [one for one in found if one is not None and one.op_type == "Concat" and len(one.inputs) == 2]
-    if len(nodes) != 2 or not all(
-        one.inputs[0] is not None and is_past_encoder(one.inputs[0].name) for one in nodes
-    ):
-        return None
-    return nodes[0], nodes[1]
 
 
 class CrossAttentionPass(GraphPass):

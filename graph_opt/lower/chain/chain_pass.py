@@ -16,7 +16,7 @@ from .program import ChainProgram
 
 DOMAIN, OPERATOR = "carryall", "Chain"
 _LEAST = 2  # products and attentions
-_RANK = 3  # of rows
+_LEAST_RANK = 2  # of rows
 
 
 class ChainPass(GraphPass):
@@ -55,8 +55,8 @@ def _misfit(nodes: list[ir.Node]) -> str | None:
     computed = {output for node in nodes for output in node.outputs}
     outside = dict.fromkeys(x for node in nodes for x in steps.row_inputs(node) if x not in computed)
     shapes = [value.shape for value in outside]
-    if any(shape is None or len(shape) != _RANK for shape in shapes):
-        return "the shapes of its rows are not known, or not [tokens, 1, width]"
+    if any(shape is None or len(shape) < _LEAST_RANK for shape in shapes):
+        return "the shapes of its rows are not known"
     if len({tuple(map(str, (shape or ())[:-1])) for shape in shapes}) > 1:
         return "its rows have different leading axes"
     cut = [output for node in nodes if steps.is_part(node) for output in node.outputs]

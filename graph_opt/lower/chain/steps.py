@@ -48,7 +48,9 @@ ATTENTION_SIZES = (
 )
 _ATTENTION_INPUTS, _NEAR_INPUTS = 14, 17  # of the steps ATTENTION and NEAR_ATTENTION
 _KEY, _VALUE = 1, 2  # inputs of attention that are rows
-_GELU, _GELU_TANH, _RELU = 0, 1, 3  # functions of the step ACTIVATE
+# Functions of the step ACTIVATE; in QuickGelu the factor is 1 (SiLU) or 1.702.
+_GELU, _GELU_TANH, _SILU, _RELU, _QUICK_GELU = range(5)
+_FACTORS = {1.0: _SILU, 1.702: _QUICK_GELU}
 WORK = frozenset({(_OWN, "QuantizedLinear"), (_OWN, "PagedAttention")})
 
 
@@ -151,7 +153,7 @@ def _is_sum(node: ir.Node) -> bool:
         or right is None
         or left.shape is None
         or left.shape != right.shape
-        or len(left.shape) != 3
+        or len(left.shape) < 2
     ):
         return False
     return _is_rows(left) and _is_rows(right)
@@ -210,8 +212,14 @@ def _activate(node: ir.Node, program: ChainProgram) -> None:
     function = _RELU
     if node.op_type == "Gelu":
         function = _GELU_TANH if text_attribute(node, "approximate", "none") == "tanh" else _GELU
+    elif node.op_type == "QuickGelu":
+        function = _FACTORS[_factor(node)]
     x = program.rows(node.inputs[0])
     program.step(ACTIVATE, program.out(node.outputs[0], widths(node)[0]), x, function)
+
+
+def _factor(node: ir.Node) -> float:
+    return round(float_attribute(node, "alpha", 1.702), 6)
 
 
 def _gate(node: ir.Node, program: ChainProgram) -> None:
@@ -270,6 +278,7 @@ _APPROXIMATE: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
     ("", "LayerNormalization"): _is_centered,
     ("", "Gelu"): lambda node: _is_rows(node.inputs[0]),
     ("", "Relu"): lambda node: _is_rows(node.inputs[0]),
+    (MICROSOFT, "QuickGelu"): lambda node: _is_rows(node.inputs[0]) and _factor(node) in _FACTORS,
 }
 _WRITERS: dict[str, Callable[[ir.Node, ChainProgram], None]] = {
     "QuantizedLinear": _linear,
@@ -283,6 +292,7 @@ _WRITERS: dict[str, Callable[[ir.Node, ChainProgram], None]] = {
     "LayerNormalization": _centered,
     "Gelu": _activate,
     "Relu": _activate,
+    "QuickGelu": _activate,
     "Split": _split,
     "BranchwiseRMSNorm": _norm,
 }

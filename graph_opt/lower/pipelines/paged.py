@@ -29,7 +29,7 @@ from ....contract import (
 )
 from ....errors import GraphError, UnsupportedAttentionError
 from ...analysis import probe
-from ...analysis.decoder_inputs import find_input
+from ...analysis.decoder_inputs import encoder_caches, find_input
 from ...graph.edit import (
     add_initializer,
     float_attribute,
@@ -47,7 +47,6 @@ from ...passes.normalize.float_compute import FloatComputePass
 from ...passes.remove_unused import RemoveUnusedNodesPass
 from ...passes.shape_inference import ShapeInferencePass
 from ..attention.attention import rope_misfit
-from ..attention.cross_attention import encoder_caches
 from ..attention.kv_int8 import CacheScales, TakeCacheScalesPass
 from ..attention.recurrent_states import RefuseStatesPass
 from ..attention.rope_tables import RopeTablesPass

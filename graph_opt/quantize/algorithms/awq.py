@@ -10,17 +10,21 @@ clipping search.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ...graph.edit import weight
-from .blockwise import BlockFormat, Floats, Quantized, dequantize, levels_of, round_to_nearest
-from .grouped import refitted, starting_scales
+from .arithmetic import Arithmetic
+from .blockwise import BlockFormat, Floats, Quantized, dequantize, levels_of
+from .grouped import refitted
+from .inputs import Inputs
 
 _POWERS = tuple(step / 10 for step in range(11))
 _COLUMNS = 256  # columns of each weight that the search uses
+_PLAIN = Arithmetic()
 _NORMS = ("RMSNormalization", "LayerNormalization")
 
 
@@ -35,38 +39,45 @@ def can_scale(source: ir.Value) -> bool:
     return own and len(readers) == len(source.uses())
 
 
-def factors(weights: Sequence[Floats], form: BlockFormat, moments: Floats) -> Floats:
+def factors(
+    weights: Sequence[Floats], form: BlockFormat, inputs: Inputs, arithmetic: Arithmetic = _PLAIN
+) -> Floats:
     """Return the factors [in] that divide the input channels and multiply the rows of ``weights``.
 
     Args:
         weights: matrices [in, out] that multiply the same inputs.
         form: their storage format.
-        moments: E[x x^T], [in, in].
+        inputs: the inputs on the calibration text.
+        arithmetic: the inner loops.
     """
-    sizes: Floats = np.sqrt(np.maximum(np.diagonal(moments), 1e-12)).astype(np.float32)
+    sizes: Floats = np.sqrt(np.maximum(inputs.importance, 1e-12)).astype(np.float32)
+    plain = dataclasses.replace(form, group_size=0)  # the search takes free scales
     samples = [np.array(matrix[:, :: -(-matrix.shape[1] // _COLUMNS)], np.float32) for matrix in weights]
     tried = [_normalised(sizes**power) for power in _POWERS]
-    errors = [sum(_error(sample, form, moments, scale) for sample in samples) for scale in tried]
+    errors = [
+        sum(_error(sample, plain, inputs.moments, scale, arithmetic) for sample in samples) for scale in tried
+    ]
     return tried[int(np.argmin(errors))]
 
 
-def quantize(weight: Floats, form: BlockFormat, moments: Floats, drift: Floats | None = None) -> Quantized:
+def quantize(weight: Floats, form: BlockFormat, inputs: Inputs, arithmetic: Arithmetic = _PLAIN) -> Quantized:
     """Round a matrix [in, out] to nearest, with ranges of least error weighted by the inputs' mean squares.
 
     Args:
         weight: the matrix.
         form: its storage format.
-        moments: E[x x^T], [in, in]. The ranges depend on its diagonal, the final scales on all of it.
-        drift: ignored.
+        inputs: its inputs. The ranges depend on their mean squares, the final scales on all moments.
+        arithmetic: the inner loops.
 
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
-    del drift
-    found = starting_scales(weight, form, np.diagonal(moments).copy())
+    found = arithmetic.starting_scales(weight, form, inputs.importance)
     result = levels_of(weight, form, found.scales, found.zero_points)
     levels = result.values.astype(np.float32) - np.repeat(found.zero_points, form.block_size, 0)
-    return result._replace(scales=refitted(weight, levels, found, moments, form).scales)
+    return result._replace(
+        scales=refitted(inputs.moments @ weight, levels, found, inputs.moments, form).scales
+    )
 
 
 def _normalised(scale: Floats) -> Floats:
@@ -74,8 +85,10 @@ def _normalised(scale: Floats) -> Floats:
     return result
 
 
-def _error(sample: Floats, form: BlockFormat, moments: Floats, scale: Floats) -> float:
+def _error(
+    sample: Floats, form: BlockFormat, moments: Floats, scale: Floats, arithmetic: Arithmetic
+) -> float:
     """Return a value proportional to the mean squared error of products after scaling and rounding."""
     scaled = sample * scale[:, None]
-    off = dequantize(round_to_nearest(scaled, form), form) / scale[:, None] - sample
+    off = dequantize(arithmetic.round_to_nearest(scaled, form), form) / scale[:, None] - sample
     return float(np.einsum("ij,ij->", off, moments @ off))

@@ -18,7 +18,7 @@ from .panels import Part, Rounding, for_each_part, panel_of, quotient, reciproca
 
 Floats = npt.NDArray[np.float32]
 SHRINKS = {4: (1.0, 0.92), 8: (1.0,)}  # ranges tried, relative to the full range, by bits
-_FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # slower, more accurate
+FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # slower, more accurate
 
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # supported by the targets' kernels
@@ -168,7 +168,7 @@ def least_squares(
     Raises:
         GraphError: the matrix holds NaN or infinity.
     """
-    return _best(Rounding(panel, form, importance), _candidates(panel, form, _FINE_SHRINKS))
+    return _best(Rounding(panel, form, importance), _candidates(panel, form, FINE_SHRINKS))
 
 
 def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Floats) -> Quantized:
@@ -186,11 +186,17 @@ def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Fl
 
 def dequantize(quantized: Quantized, form: BlockFormat) -> Floats:
     """Return the dequantized matrix, float32 [in, out]."""
-    levels = quantized.values.astype(np.float32)
-    if quantized.zero_points is not None:
-        levels -= np.repeat(quantized.zero_points.astype(np.float32), form.block_size, 0)
-    levels *= np.repeat(quantized.scales, form.block_size, 0)
-    return levels
+    zero_points = None if quantized.zero_points is None else quantized.zero_points.astype(np.float32)
+    return scaled(quantized.values.astype(np.float32), form, quantized.scales, zero_points)
+
+
+def scaled(levels: Floats, form: BlockFormat, scales: Floats, zero_points: Floats | None) -> Floats:
+    """Return (levels - zero points) * scales, [in, out], of levels [in, out] and the others [blocks, out]."""
+    cut = levels.reshape(-1, form.block_size, levels.shape[1])
+    result: Floats = (
+        cut * scales[:, None] if zero_points is None else (cut - zero_points[:, None]) * scales[:, None]
+    )
+    return result.reshape(levels.shape)
 
 
 def _candidates(

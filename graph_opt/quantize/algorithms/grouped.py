@@ -61,26 +61,26 @@ def starting_scales(weight: Floats, form: BlockFormat, importance: Floats) -> Sc
 
 
 def refitted(
-    target: Floats, levels: Floats, block_scales: Scales, moments: Floats, form: BlockFormat
+    pull: Floats, levels: Floats, block_scales: Scales, moments: Floats, form: BlockFormat
 ) -> Scales:
     """Return the scales with the least squared error of the products, given the levels.
 
     With groups, multiples and units are fitted in turn, each given all others.
 
     Args:
-        target: the float matrix, [in, out].
+        pull: moments @ the float matrix, [in, out].
         levels: levels minus zero points, [in, out].
         block_scales: the current scales.
         moments: E[x x^T], [in, in].
         form: the format.
     """
     if block_scales.multiples is None:
-        return block_scales._replace(scales=fit_scales(target, levels, block_scales.scales, moments))
+        return block_scales._replace(scales=fit_scales(pull, levels, block_scales.scales, moments))
     scales, multiples = np.empty_like(block_scales.scales), np.empty_like(block_scales.scales)
     most = _most_multiples(block_scales.zero_points, form)
     per_group = form.group_size // form.block_size
     for columns in column_parts(*scales.shape):
-        systems, aims = block_systems(target[:, columns], levels[:, columns], len(scales), moments)
+        systems, aims = block_systems(pull[:, columns], levels[:, columns], len(scales), moments)
         start = block_scales.scales[:, columns].T, block_scales.multiples[:, columns].T, most[:, columns].T
         fit = _GroupFit(systems, aims, *start, per_group)
         for _ in range(_SWEEPS):

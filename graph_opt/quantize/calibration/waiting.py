@@ -19,13 +19,15 @@ class Waiting:
     Args:
         folder: an empty folder for values that exceed ``max_bytes``.
         max_bytes: limit of the values in memory.
+        every: of so many windows, one has both versions, the others the second.
 
     Attributes:
-        versions: number of versions that ``take`` returns; a missing second one is a copy of the first.
+        versions: number of versions of the model; a missing second one is a copy of the first.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, every: int = 1) -> None:
         self.versions = 1
+        self._every = every
         self._folder = folder
         self._left = max_bytes
         self._held: dict[int, list[Values]] = {}
@@ -48,7 +50,7 @@ class Waiting:
                     np.save(file, array)
 
     def take(self, index: int) -> list[Values]:
-        """Return and remove the values of window ``index`` by version; {} for a new window."""
+        """Return and remove the values of window ``index``, of its last versions; {} for a new window."""
         arrays = self._held.pop(index, None)
         if arrays is not None:
             self._left += sum(array.nbytes for values in arrays for array in values.values())
@@ -57,7 +59,8 @@ class Waiting:
                 arrays = [{name: np.load(file) for name in names} for names in self._names.pop(index)]
         else:
             arrays = [{}]
-        return arrays if len(arrays) == self.versions else arrays * self.versions
+        versions = self.versions if index % self._every == 0 else 1
+        return arrays if len(arrays) == versions else arrays * versions
 
     def _path(self, index: int) -> Path:
         return self._folder / str(index)

@@ -6,6 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -65,7 +66,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         overrides: see ``WeightFormats``.
         float_embedding: see ``WeightFormats``.
         quantizer: computes values, scales and zero points.
-        calibrated: returns a calibrated quantizer by weight name, or None to use ``quantizer``.
+        calibrated: returns by weight name a function that reads its result, or None to use ``quantizer``.
         promote: the weights of a graph that get 8 bits, besides ``overrides``.
     """
 
@@ -77,7 +78,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         overrides: Mapping[str, BlockFormat | None] | None = None,
         float_embedding: bool = False,
         quantizer: Quantizer = round_to_nearest,
-        calibrated: Callable[[str], Quantizer | None] | None = None,
+        calibrated: Callable[[str], Callable[[], Quantized] | None] | None = None,
         promote: Promote | None = None,
     ) -> None:
         super().__init__()
@@ -117,8 +118,10 @@ class WeightOnlyQuantizationPass(GraphPass):
         if source is None:
             raise GraphError(f"initializer {name} has no content")
         users = {use.node: use.idx for use in value.uses()}
-        better = self.calibrated(name) if self.calibrated is not None else None
-        parts = _parts(source, axis, form, better or self.quantizer, name)
+        stored = self.calibrated(name) if self.calibrated is not None else None
+        parts = _parts(
+            source, axis, form, stored or partial(_rounded, source, axis, form, self.quantizer), name
+        )
         operands = [add_initializer(graph, f"{name}.values", parts[0])]
         small = [_unregistered(f"{name}.{what}", part) for what, part in zip(_SMALL, parts[1:], strict=False)]
         attributes = {"axis": axis, "block_size": form.block_size}
@@ -172,17 +175,16 @@ def _summed_axis(node: ir.Node, position: int) -> int | None:
 
 
 def _parts(
-    source: ir.TensorProtocol, axis: int, form: BlockFormat, quantizer: Quantizer, name: str
+    source: ir.TensorProtocol, axis: int, form: BlockFormat, result: Callable[[], Quantized], name: str
 ) -> list[ir.LazyTensor]:
     """Return lazy values, scales and, if asymmetric, zero points, with the axes of ``source``."""
 
     def compute() -> tuple[Array, ...]:
-        matrix = source.numpy()
         try:
-            result = quantizer(matrix if axis == 0 else matrix.T, form)
+            quantized = result()
         except GraphError as error:
             raise GraphError(f"weight {name} cannot be quantized: {error}") from error
-        return _stored(result, axis, form, name)
+        return _stored(quantized, axis, form, name)
 
     shape = shape_of(source)
     blocks = [size // form.block_size if i == axis else size for i, size in enumerate(shape)]
@@ -193,6 +195,11 @@ def _parts(
     if not form.symmetric:
         parts.append(lazy(lambda: shared.part(2), form.dtype, blocks))
     return parts
+
+
+def _rounded(source: ir.TensorProtocol, axis: int, form: BlockFormat, quantizer: Quantizer) -> Quantized:
+    matrix = source.numpy()
+    return quantizer(matrix if axis == 0 else matrix.T, form)
 
 
 def _stored(result: Quantized, axis: int, form: BlockFormat, name: str) -> tuple[Array, ...]:

@@ -6,6 +6,7 @@ memory holds one layer, independent of the model's size.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from ....progress import Progress
 from ....records import dataclass
 from ....storage.writing import save_tensors
 from ..algorithms import awq, gptq
-from ..algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer, dequantize, round_to_nearest
+from ..algorithms.arithmetic import Arithmetic
+from ..algorithms.blockwise import BlockFormat, Floats, Quantized, dequantize
+from ..algorithms.inputs import Inputs
 from ..calibration.activations import Tokens
 from ..formats.weight_only import WeightFormats
 from .layerwise import HELD_BYTES, Stage, calibrate_stages
@@ -26,7 +29,7 @@ from .layerwise import HELD_BYTES, Stage, calibrate_stages
 _PLAIN_BITS = (
     8  # a tied embedding of so many bits is rounded to nearest: its solution is slow and gains little
 )
-Solver = Callable[[Floats, BlockFormat, Floats, Floats | None], Quantized]
+Solver = Callable[[Floats, BlockFormat, Inputs, Arithmetic], Quantized]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Algorithm:
     """A calibrated quantization algorithm.
 
     Args:
-        solve: quantizes a matrix, given the moments and the drift of its inputs.
+        solve: quantizes a matrix, given its inputs.
         scales_channels: whether channels are scaled first, as in AWQ.
         follows: whether later layers are calibrated on the outputs of quantized layers.
     """
@@ -71,10 +74,10 @@ class QuantizedLayers:
         save_tensors(parts, path)
         self._files[name] = path
 
-    def quantizer(self, name: str) -> Quantizer | None:
-        """Return a quantizer that returns the stored result, None for a weight without one."""
+    def result(self, name: str) -> Callable[[], Quantized] | None:
+        """Return a function that reads the stored result, None for a weight without one."""
         path = self._files.get(name)
-        return None if path is None else lambda _weight, _form: _read(path)
+        return None if path is None else lambda: _read(path)
 
 
 def quantize_layers(
@@ -85,6 +88,7 @@ def quantize_layers(
     folder: Path,
     *,
     context_length: int,
+    arithmetic: Arithmetic | None = None,
     max_bytes: int = HELD_BYTES,
     progress: Progress | None = None,
 ) -> QuantizedLayers:
@@ -97,6 +101,7 @@ def quantize_layers(
         windows: token ids, each window a separate sequence.
         folder: an empty folder for the results.
         context_length: start positions of the windows are spread over it.
+        arithmetic: the inner loops; None for NumPy's.
         max_bytes: limit of activations in memory; the rest is stored in files.
         progress: called after every stage.
 
@@ -104,13 +109,13 @@ def quantize_layers(
         GraphError: a weight or an activation is NaN or infinite.
         UsageError: the text is too short.
     """
-    layers = QuantizedLayers(folder)
+    layers, inner = QuantizedLayers(folder), arithmetic or Arithmetic()
 
     def replace(stage: Stage) -> Mapping[str, Floats]:
-        substitutes = _quantize_stage(stage, algorithm, forms, layers)
+        substitutes = _quantize_stage(stage, algorithm, forms, layers, inner)
         return substitutes if algorithm.follows else {}
 
-    embeddings = _embeddings(model.graph, forms) if algorithm.follows else {}
+    embeddings = _embeddings(model.graph, forms, inner) if algorithm.follows else {}
     calibrate_stages(
         model,
         windows,
@@ -124,48 +129,46 @@ def quantize_layers(
 
 
 def _quantize_stage(
-    stage: Stage, algorithm: Algorithm, forms: WeightFormats, layers: QuantizedLayers
+    stage: Stage, algorithm: Algorithm, forms: WeightFormats, layers: QuantizedLayers, arithmetic: Arithmetic
 ) -> dict[str, Floats]:
     """Quantize a stage's weights; return their dequantized form for unscaled inputs."""
     formed = {value: form for value in stage.weights if (form := forms.of(value)) is not None}
     wanted = {value: form for value, form in formed.items() if form.bits < _PLAIN_BITS or not _is_tied(value)}
-    matrices = {value: _matrix(value) for value in wanted}
+    matrices = {value: _matrix(value, stage.floats[str(value.name)]) for value in wanted}
+    inputs = Inputs(stage.moments, stage.drift, sum(matrix.shape[1] for matrix in matrices.values()))
     scale: Floats = np.ones(len(stage.moments), np.float32)
     if algorithm.scales_channels and len(wanted) == len(stage.weights) and awq.can_scale(stage.source):
         narrowest = min(wanted.values(), key=lambda form: form.bits)
-        scale = awq.factors(list(matrices.values()), narrowest, stage.moments)
+        scale = awq.factors(list(matrices.values()), narrowest, inputs, arithmetic)
         layers.factors[str(stage.source.name)] = scale
-    squares: Floats = np.outer(scale, scale).astype(np.float32)
-    moments, drift = stage.moments / squares, None if stage.drift is None else stage.drift / squares
+        inputs = inputs.scaled(scale)
     substitutes = {}
     for value, form in wanted.items():
         name, tied = str(value.name), _is_tied(value)
-        compensated = None if tied else drift  # an embedding must keep its values
-        result = algorithm.solve(matrices[value] * scale[:, None], form, moments, compensated)
+        known = Inputs(inputs.moments) if tied else inputs  # an embedding must keep its values
+        result = algorithm.solve(matrices[value] * scale[:, None], form, known, arithmetic)
         layers.keep(name, result)
         if not tied:
             substitutes[name] = dequantize(result, form) / scale[:, None]
     return substitutes
 
 
-def _embeddings(graph: ir.Graph, forms: WeightFormats) -> dict[str, Floats]:
+def _embeddings(graph: ir.Graph, forms: WeightFormats, arithmetic: Arithmetic) -> dict[str, Floats]:
     """Return the embeddings, rounded to nearest."""
     rounded = {}
     for value in graph.initializers.values():
         form = forms.of(value) if any(use.node.op_type == "Gather" for use in value.uses()) else None
         if form is not None:
+            plain = dataclasses.replace(form, group_size=0)
             rows = np.asarray(value.const_value and value.const_value.numpy(), np.float32)
             rounded[str(value.name)] = np.ascontiguousarray(
-                dequantize(round_to_nearest(rows.T, form), form).T
+                dequantize(arithmetic.round_to_nearest(rows.T, plain), plain).T
             )
     return rounded
 
 
-def _matrix(value: ir.Value) -> Floats:
+def _matrix(value: ir.Value, matrix: Floats) -> Floats:
     """Return a weight as [in, out]."""
-    if value.const_value is None:
-        raise GraphError(f"initializer {value.name} has no content")
-    matrix = np.asarray(value.const_value.numpy(), np.float32)
     if not np.isfinite(matrix).all():
         raise GraphError(f"weight {value.name} cannot be quantized: it holds NaN or infinity")
     return matrix.T if any(use.node.op_type == "Gemm" for use in value.uses()) else matrix

@@ -2,6 +2,7 @@
 
 One version has the float weights. The other has the weights quantized so far, so that a layer is calibrated
 on the outputs of quantized layers, as in the sequential order of GPTQ (https://arxiv.org/abs/2210.17323).
+Some windows run in both, the others in the second version only.
 Between two stages only the live values are stored, and only one stage's weights are in memory.
 """
 
@@ -27,6 +28,7 @@ from ..calibration.waiting import Values, Waiting
 
 _MAX_BYTES = 4 << 30  # approximate limit of values stored between two stages
 HELD_BYTES = 128 << 20  # limit of those in memory
+_DRIFT_EVERY = 2  # windows, of which one runs in the float version too: drift needs fewer tokens
 _FIRST_SHARE = 1 / 16  # least weight of a window's first token, relative to the window
 
 
@@ -44,12 +46,14 @@ class Stage:
         moments: E[y y^T] of the value y in the quantized version, [in, in].
         drift: E[y (x - y)^T] with the float model's value x, [in, in]; None if x = y, or if x and y may be of
             different tokens, as in experts.
+        floats: the contents of the weights by name.
     """
 
     source: ir.Value
     weights: tuple[ir.Value, ...]
     moments: Floats
     drift: Floats | None
+    floats: Mapping[str, Floats]
 
 
 Replace = Callable[[Stage], Mapping[str, Floats]]
@@ -87,21 +91,34 @@ def calibrate_stages(
     read = placed(_affordable(windows, route), context_length)
     shapes = {str(value.name): tuple(value.shape or ()) for value in model.graph.inputs}
     fed = [fresh_sequence(shapes, tokens, start) for tokens, start in read]
-    replaced = dict(substitutes or {})
+    replaced, floats = dict(substitutes or {}), _Contents(())
     with scratch_folder() as folder:
-        waiting = Waiting(folder, max_bytes)
+        waiting = Waiting(folder, max_bytes, _DRIFT_EVERY)
         for number, source in enumerate(route.sources):
             sample = waiting.take(0)
             segment = _Segment(model, route, number, fed[0], sample[0])
             waiting.put(0, sample)
             if any(name in replaced for name in segment.weights):
                 waiting.versions = 2
-            moments, drift = _advance(segment, fed, waiting, replaced, str(source.name))
+            moments, drift = _advance(segment, fed, waiting, floats, replaced, str(source.name))
             for name in segment.weights:
                 replaced.pop(name, None)
-            replaced |= replace(Stage(source, route.weights[source], moments, drift))
+            floats = _Contents(route.weights[source])
+            replaced |= replace(Stage(source, route.weights[source], moments, drift, floats))
             if progress is not None:
                 progress(number + 1, len(route.sources), str(source.name))
+
+
+class _Contents(dict[str, Floats]):
+    """The contents of weights by name, read at their first use and kept for the stage that follows."""
+
+    def __init__(self, weights: Sequence[ir.Value]) -> None:
+        super().__init__()
+        self._tensors = {str(value.name): value.const_value for value in weights}
+
+    def __missing__(self, name: str) -> Floats:
+        self[name] = content = _floats(self._tensors[name], name)
+        return content
 
 
 class _Route:
@@ -172,10 +189,10 @@ class _Segment:
         self._inputs = [str(value.name) for value in inputs]
         self._session = open_part(ir.Model(graph, ir_version=model.ir_version))
 
-    def matrices(self, replaced: Mapping[str, Floats]) -> Values:
-        """Return the weights, replaced by those in ``replaced``."""
+    def matrices(self, known: Mapping[str, Floats]) -> Values:
+        """Return the weights, those in ``known`` without reading them."""
         return {
-            name: replaced[name] if name in replaced else _floats(tensor, name)
+            name: known[name] if name in known else _floats(tensor, name)
             for name, tensor in self.weights.items()
         }
 
@@ -199,31 +216,59 @@ class _Segment:
 
 
 def _advance(
-    segment: _Segment, fed: Sequence[Values], waiting: Waiting, replaced: Mapping[str, Floats], source: str
+    segment: _Segment,
+    fed: Sequence[Values],
+    waiting: Waiting,
+    floats: Mapping[str, Floats],
+    replaced: Mapping[str, Floats],
+    source: str,
 ) -> tuple[Floats, Floats | None]:
-    """Run every window through the segment in all versions; return moments and drift at its end.
+    """Run every window through the segment in its versions; return moments and drift at its end.
 
     The moments of an expert that no token was routed to are those of independent inputs of equal size.
     """
-    matrices = [segment.matrices({})]
+    matrices = [segment.matrices(floats)]
     if waiting.versions > 1:
-        matrices.append(segment.matrices(replaced))
-    moments, drift, count = np.zeros((), np.float32), np.zeros((), np.float32), 0
+        matrices.append(segment.matrices({**matrices[0], **replaced}))
+    moments, drift = _Mean(), _Mean()
     same_tokens = len(matrices) > 1
     for index, inputs in enumerate(fed):
-        pairs = zip(waiting.take(index), matrices, strict=True)
-        results = [segment.run({**inputs, **values}, weights) for values, weights in pairs]
-        x, y = (_rows(values[source]) for values in (results[0], results[-1]))
+        versions = waiting.take(index)
+        results = [
+            segment.run({**inputs, **values}, weights)
+            for values, weights in zip(versions, matrices[-len(versions) :], strict=True)
+        ]
+        y = _rows(results[-1][source])
         roots = _roots(y)
         y = y * roots
-        moments = moments + y.T @ y  # a product with itself takes half the time
-        same_tokens = same_tokens and len(x) == len(y) == inputs[INPUT_IDS].size
-        drift = drift + (y.T @ (x * roots - y) if same_tokens else 0)
-        count += len(y)
+        moments.add(y.T @ y, len(y))  # a product with itself takes half the time
+        if len(results) > 1 and same_tokens:
+            x = _rows(results[0][source])
+            same_tokens = len(x) == len(y) == inputs[INPUT_IDS].size
+            if same_tokens:
+                drift.add(y.T @ (x * roots - y), len(y))
         waiting.put(index, results)
-    if not count:
-        return np.eye(len(moments), dtype=np.float32), None
-    return moments / np.float32(count), drift / np.float32(count) if same_tokens else None
+    if not moments.count:
+        return np.eye(len(moments.total), dtype=np.float32), None
+    return moments.value(), drift.value() if same_tokens else None
+
+
+class _Mean:
+    """The mean of outer products of rows."""
+
+    def __init__(self) -> None:
+        self.total: Floats = np.zeros((), np.float32)
+        self.count = 0
+
+    def add(self, products: Floats, rows: int) -> None:
+        """Add the sum of the outer products of so many rows."""
+        self.total = self.total + products
+        self.count += rows
+
+    def value(self) -> Floats:
+        """Return the mean."""
+        mean: Floats = self.total / np.float32(self.count)
+        return mean
 
 
 def _roots(rows: Floats) -> Floats:

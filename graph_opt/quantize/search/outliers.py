@@ -41,16 +41,19 @@ def peak(tensor: ir.TensorProtocol) -> float:
 def sensitive_weights(graph: ir.Graph, peak_of: Peak = peak) -> list[ir.Value]:
     """Return the weights that should keep 8 bits where the others get 4.
 
-    Keys and values of grouped heads, and of the feed-forward outputs a quarter: the first, the last, and
-    those with the greatest peaks. The experts of a mixture are one such output, since kernels compute them
-    together where they have one form. The number of weights of a decoder does not depend on their content.
+    Keys and values of grouped heads; the first and the last feed-forward layer; and of the outputs of all of
+    them a quarter, those with the greatest peaks besides both ends. The experts of a mixture are one such
+    layer, since kernels compute them together where they have one form. The number of weights of a decoder
+    does not depend on their content.
 
     Args:
         graph: a portable float graph.
         peak_of: the order of feed-forward outputs, which reads each of them once.
     """
-    chosen = (source for sources in _outlying(_outputs(graph), peak_of) for source in sources)
-    return [*dict.fromkeys([*_keys_and_values(graph), *chosen])]
+    outputs = _outputs(graph)
+    chosen = (source for sources in _outlying(outputs, peak_of) for source in sources)
+    ends = (source for sources in (*outputs[:1], *outputs[-1:]) for source in _inputs_of_layer(sources))
+    return [*dict.fromkeys([*_keys_and_values(graph), *ends, *chosen])]
 
 
 def _keys_and_values(graph: ir.Graph) -> Iterator[ir.Value]:
@@ -81,6 +84,13 @@ def _outputs(graph: ir.Graph) -> list[list[ir.Value]]:
     for source in sources:
         groups.setdefault(first.get(source, source), []).append(source)
     return list(groups.values())
+
+
+def _inputs_of_layer(outputs: Sequence[ir.Value]) -> Iterator[ir.Value]:
+    """Yield the weights of the products whose activation a feed-forward output reads, such as gate and up."""
+    for output in outputs:
+        for use in output.uses():
+            yield from _products_before(use.node.inputs[0])
 
 
 def _outlying(outputs: Sequence[list[ir.Value]], peak_of: Peak) -> list[list[ir.Value]]:

@@ -91,6 +91,6 @@ void quantize_amx(const float* x, int64_t inputs, int64_t block, Rows rows, int6
 
 }  // namespace
 
-const Kernels kAmx = {"amx", has_amx, quantize_amx, multiply_amx, &kAmxAttention, round_avx512, split_row_amx, multiply_split_amx};
+const Kernels kAmx = {"amx", has_amx, quantize_amx, multiply_amx, &kAmxAttention, round_avx512, sweep_avx512, split_row_amx, multiply_split_amx};
 
 }  // namespace carryall

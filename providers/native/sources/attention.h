@@ -116,8 +116,9 @@ struct Gate {
   float alpha, beta, limit;
 };
 
-// An activation function: gelu by the error function or by tanh (arXiv:1606.08415), x * sigmoid(x), or max(0, x).
-enum class Activation : int64_t { gelu = 0, gelu_tanh = 1, silu = 2, relu = 3 };
+// An activation function: gelu by the error function or by tanh (arXiv:1606.08415), x * sigmoid(x), max(0, x), or
+// x * sigmoid(1.702 x).
+enum class Activation : int64_t { gelu = 0, gelu_tanh = 1, silu = 2, relu = 3, quick_gelu = 4 };
 
 struct AttentionKernels {
   // Writes keys and values of tokens [first, last) into the caches.

@@ -187,6 +187,6 @@ void multiply_avx2(const Weights& w, const Rows& rows, const float* bias, int64_
 
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", has_avx2, quantize, multiply_avx2, &kAvx2Attention, round_avx2};
+const Kernels kAvx2 = {"avx2", has_avx2, quantize, multiply_avx2, &kAvx2Attention, round_avx2, sweep_avx2};
 
 }  // namespace carryall

@@ -22,7 +22,7 @@ void multiply_avx512(const Weights& w, const Rows& rows, const float* bias, int6
 
 }  // namespace
 
-const Kernels kAvx512Vnni = {"avx512vnni", has_avx512vnni, quantize_avx512, multiply_avx512, &kAvx512Attention, round_avx512};
-const Kernels kAvx512Bf16 = {"avx512bf16", has_avx512bf16, quantize_avx512, multiply_avx512, &kAvx512Bf16Attention, round_avx512};
+const Kernels kAvx512Vnni = {"avx512vnni", has_avx512vnni, quantize_avx512, multiply_avx512, &kAvx512Attention, round_avx512, sweep_avx512};
+const Kernels kAvx512Bf16 = {"avx512bf16", has_avx512bf16, quantize_avx512, multiply_avx512, &kAvx512Bf16Attention, round_avx512, sweep_avx512};
 
 }  // namespace carryall

@@ -85,6 +85,6 @@ void multiply_avxvnni(const Weights& w, const Rows& rows, const float* bias, int
 
 }  // namespace
 
-const Kernels kAvxVnni = {"avxvnni", has_avxvnni, quantize, multiply_avxvnni, &kAvx2Attention, round_avx2};
+const Kernels kAvxVnni = {"avxvnni", has_avxvnni, quantize, multiply_avxvnni, &kAvx2Attention, round_avx2, sweep_avx2};
 
 }  // namespace carryall

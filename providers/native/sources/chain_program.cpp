@@ -191,7 +191,7 @@ const char* Program::read_simple(Step* step, int64_t out, int64_t x) {
     }
     case StepKind::activate: {
       const int64_t function = next();
-      if (function < 0 || function > static_cast<int64_t>(Activation::relu)) return "the program has an unknown activation function";
+      if (function < 0 || function > static_cast<int64_t>(Activation::quick_gelu)) return "the program has an unknown activation function";
       step->activation = static_cast<Activation>(function);
       return step->x.width == width ? nullptr : "an activation function has rows of another width";
     }

@@ -3,6 +3,6 @@
 
 namespace carryall {
 
-const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply_neon<Dotprod>, &kNeonAttention, round_portable};
+const Kernels kDotprod = {"dotprod", has_dotprod, quantize, multiply_neon<Dotprod>, &kNeonAttention, round_portable, sweep_portable};
 
 }  // namespace carryall

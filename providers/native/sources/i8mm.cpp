@@ -52,6 +52,6 @@ struct Pairing<I8mm> {
 
 }  // namespace
 
-const Kernels kI8mm = {"i8mm", has_i8mm, quantize, multiply_neon<I8mm>, &kNeonAttention, round_portable};
+const Kernels kI8mm = {"i8mm", has_i8mm, quantize, multiply_neon<I8mm>, &kNeonAttention, round_portable, sweep_portable};
 
 }  // namespace carryall

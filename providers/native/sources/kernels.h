@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "layout.h"
 #include "rounding.h"
+#include "sweep.h"
 
 namespace carryall {
 
@@ -39,6 +40,7 @@ struct Kernels {
                    int64_t first_tile, int64_t last_tile, Outputs y);
   const AttentionKernels* attention;
   Round round;
+  SweepPanel sweep;
   // For split weights, if the instruction set multiplies bfloat16 (split_products.h); else nullptr, and they are products of floats.
   void (*split)(const float* x, int64_t inputs, Rows rows, int64_t row) = nullptr;
   void (*multiply_split)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,

@@ -96,6 +96,6 @@ void multiply_portable(const Weights& w, const Rows& rows, const float* bias, in
 
 }  // namespace
 
-const Kernels kPortable = {"portable", always, quantize, multiply_portable, &kPortableAttention, round_portable};
+const Kernels kPortable = {"portable", always, quantize, multiply_portable, &kPortableAttention, round_portable, sweep_portable};
 
 }  // namespace carryall

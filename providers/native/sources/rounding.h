@@ -14,6 +14,7 @@ struct Rounding {
   int64_t inputs, outputs, bits, block, group;
   bool is_signed;
   Search search;
+  const float* importance;  // [inputs], factors of squared errors for Search::ranges; null for 1
   const double* ranges;  // relative to the full range for Search::ranges; levels added to its width for Search::lines
   int64_t range_count;
   const double* units;   // of the smallest unit of a group: units tried
@@ -22,6 +23,7 @@ struct Rounding {
   int64_t value_input_step, value_output_step;
   float* scales;         // [inputs / block, outputs]
   uint8_t* zero_points;  // the same shape; null if signed
+  float* multiples;      // the same shape, of the units of groups; may be null
 
   // Whether the sizes and the search are supported.
   bool is_supported() const {

@@ -4,5 +4,6 @@
 namespace carryall {
 
 Outcome round_avx2(const Rounding& rounding, int64_t first, int64_t last) { return Lanes::round(rounding, first, last); }
+void sweep_avx2(const Sweep& sweep, int64_t first, int64_t last) { Lanes::sweep(sweep, first, last); }
 
 }  // namespace carryall

@@ -6,12 +6,14 @@
 
 #include "layout.h"
 #include "rounding.h"
+#include "sweep.h"
 
 namespace carryall {
 namespace {
 
 constexpr int64_t kMostInputs = 256;   // of a block or group
 constexpr int64_t kMostBlocks = 16;    // of a group
+constexpr float kLeastCurvature = 1e-12f, kFar = 1 << 20;
 constexpr float kMostMultiple = 15, kLargestByte = 127, kFlat = 1e-3f, kSmall = 1e-30f;
 constexpr float kSmallest = 1.17549435e-38f;  // the reciprocal of a smaller number exceeds float
 
@@ -205,8 +207,8 @@ struct Lanes {
     return values[0] + rest;
   }
 
-  CARRYALL_INLINE static void share_unit(const Rounding& r, const Block* blocks, int64_t count, Range* ranges) {
-    Float free[kMostBlocks], limits[kMostBlocks], multiples[kMostBlocks];
+  CARRYALL_INLINE static void share_unit(const Rounding& r, const Block* blocks, int64_t count, Range* ranges, Float* multiples) {
+    Float free[kMostBlocks], limits[kMostBlocks];
     Float smallest = all(-1);
     for (int64_t b = 0; b < count; b++) {
       free[b] = most(ranges[b].scale, Float{});
@@ -290,20 +292,57 @@ struct Lanes {
         const int64_t inputs = r.inputs - input < step ? r.inputs - input : step;
         const int64_t count = last - output < kLanes ? last - output : kLanes;
         read(r, input, inputs, output, count, panel);
+        if (r.importance != nullptr)
+          for (int64_t k = 0; k < inputs; k++) importance[k] = all(r.importance[input + k]);
         Block blocks[kMostBlocks];
         Range ranges[kMostBlocks];
         const int64_t size = inputs / r.block;
         for (int64_t b = 0; b < size; b++) {
-          blocks[b] = {panel + b * r.block, nullptr, r.block};
+          blocks[b] = {panel + b * r.block, r.importance == nullptr ? nullptr : importance + b * r.block, r.block};
           const Full full(r, blocks[b]);
           if (!full.is_finite) return Outcome::not_finite;
           ranges[b] = r.search == Search::ranges ? best_range(r, blocks[b], full) : best_line(r, blocks[b], full, importance);
           if (!finite(ranges[b].scale)) return Outcome::too_large;
         }
-        if (r.group != 0) share_unit(r, blocks, size, ranges);
+        Float multiples[kMostBlocks];
+        if (r.group != 0) share_unit(r, blocks, size, ranges, multiples);
+        if (r.group != 0 && r.multiples != nullptr)
+          for (int64_t b = 0; b < size; b++)
+            for (int64_t i = 0; i < count; i++) r.multiples[(input / r.block + b) * r.outputs + output + i] = multiples[b][i];
         for (int64_t b = 0; b < size; b++) write(r, blocks[b], ranges[b], input + b * r.block, output, count);
       }
     return Outcome::done;
+  }
+
+  static constexpr int64_t kMostRows = 128;  // Sweep::is_supported
+
+  CARRYALL_INLINE static Float load(const float* from, int64_t count) {
+    Float x{};
+    memcpy(&x, from, 4 * count);
+    return x;
+  }
+
+  static void sweep(const Sweep& s, int64_t first, int64_t last) {
+    Float left[kMostRows];
+    for (int64_t output = first; output < last; output += kLanes) {
+      const int64_t count = last - output < kLanes ? last - output : kLanes;
+      for (int64_t i = 0; i < s.rows; i++) left[i] = load(s.left + i * s.left_step + output, count);
+      for (int64_t i = 0; i < s.rows; i++) {
+        const float* row = s.matrix + i * s.matrix_step;
+        float* levels = s.levels + i * s.levels_step + output;
+        const int64_t block = s.blocks[i] * s.outputs + output;
+        const Float scale = load(s.scales + block, count), zero = load(s.zero_points + block, count);
+        const Float inverse = select(scale != 0, 1.f / scale, Float{}), start = load(levels, count);
+        const Float wanted = s.moves ? left[i] / most(all(row[i]), all(kLeastCurvature)) * inverse + start : left[i] * inverse;
+        const Float whole = nearest(clip(wanted, all(-kFar), all(kFar)));
+        const Float level = clip(s.moves ? whole : whole + zero, all(s.low), all(s.high));
+        const Float change = s.moves ? (level - start) * scale : (left[i] - (level - zero) * scale) / row[i];
+        memcpy(levels, &level, 4 * count);
+        memcpy(s.changes + i * s.outputs + output, &change, 4 * count);
+        for (int64_t j = i + 1; j < s.rows; j++) left[j] -= row[j] * change;
+      }
+      for (int64_t i = 0; i < s.rows; i++) memcpy(s.left + i * s.left_step + output, left + i, 4 * count);
+    }
   }
 };
 

@@ -149,6 +149,7 @@ inline V activated(Activation kind, V x) {
       return sigmoid_times(x, multiply(cube, V::all(kFactor)));
     }
     case Activation::silu: return sigmoid_times(x, multiply(x, V::all(-1.44269504f)));
+    case Activation::quick_gelu: return sigmoid_times(x, multiply(x, V::all(-1.702f * 1.44269504f)));
     default: return maximum(V::all(0.0f), x);
   }
 }

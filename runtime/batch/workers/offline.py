@@ -4,7 +4,8 @@ A thread reads a window of lines ahead of the engine. The window is sorted by to
 common prefix follow each other and share its KV blocks. The calling thread runs the steps.
 
 If the model runs on a device, the reading thread also tokenizes. On the host's cores, it would slow the
-products of a step by more than its own time, so the calling thread tokenizes between two steps.
+products of a step by more than its own time, so the calling thread tokenizes between two steps. Pictures take
+longer than steps: the reading thread computes them while others are answered, in short windows.
 """
 
 from __future__ import annotations
@@ -75,15 +76,25 @@ class OfflineEngine:
         preparer: makes requests from lines.
         worker: the worker name in the answers.
         window: number of lines that are read ahead and sorted.
+        sees: whether lines may have pictures: then a window has at most a line for each slot, the first ones
+            fewer, so that answers begin early and the states of few pictures are in memory.
     """
 
     def __init__(
-        self, engine: Engine, preparer: Preparer, *, worker: str = "", window: int = WINDOW_LINES
+        self,
+        engine: Engine,
+        preparer: Preparer,
+        *,
+        worker: str = "",
+        window: int = WINDOW_LINES,
+        sees: bool = False,
     ) -> None:
         self.engine = engine
         self._preparer = preparer
         self._worker = worker
-        self._window = window
+        self._window = min(window, engine.info.max_slots) if sees else window
+        self._first = 1 if sees else _FIRST_WINDOW
+        self._prepares_ahead = sees or engine.info.on_device
         self._max_running = engine.info.max_slots * REQUESTS_PER_SLOT
         self._failures = 0
 
@@ -134,8 +145,8 @@ class OfflineEngine:
             return False
 
         try:
-            for window in windows(lines, self._window):
-                if not put(self._items(window, stop) if self.engine.info.on_device else window):
+            for window in windows(lines, self._window, self._first):
+                if not put(self._items(window, stop) if self._prepares_ahead else window):
                     return
         except BaseException as error:  # noqa: BLE001 -- raised in the thread that runs the engine
             put(raised_in_thread("reads the lines", error))

@@ -81,14 +81,20 @@ def worker_of(loaded: LoadedModel, spec: WorkerSpec) -> OfflineEngine:
     _, of_engine = split_fields(spec.loading, "a batch job")
     engine = Engine(loaded.runner, _engine_config(of_engine), loaded.proposer, loaded.identity)
     preparer = Preparer(
-        RequestFactory(loaded),
+        RequestFactory(loaded, engine.config),
         spec.label or spec.model,
         embedding_size=loaded.runner.info.embedding_size,
         defaults={**loaded.defaults.served, **spec.sampling},
         seed=spec.seed,
         created=spec.created,
     )
-    return OfflineEngine(engine, preparer, worker=spec.worker or loaded.provider, window=spec.window)
+    return OfflineEngine(
+        engine,
+        preparer,
+        worker=spec.worker or loaded.provider,
+        window=spec.window,
+        sees=loaded.reads_images,
+    )
 
 
 def _engine_config(fields: Mapping[str, Any]) -> EngineConfig:

@@ -53,12 +53,17 @@ class PromptCosts:
         self._saw_prompt |= tokens > 0
         self._seen += tokens
 
+    @property
+    def known(self) -> bool:
+        """Whether decode rows and prompts were measured."""
+        return self._saw_decode and self._saw_prompt
+
     def prompt_tokens(self, rows: int, stretch: float) -> int | None:
         """Return the prompt tokens that make a step ``stretch`` times as long as ``rows`` decode rows alone.
 
         None if no decode row or no prompt was measured yet.
         """
-        if not (self._saw_decode and self._saw_prompt):
+        if not self.known:
             return None
         once, per_row, per_prompt, per_token = self._solve()
         decode = once + per_row * rows

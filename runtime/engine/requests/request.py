@@ -290,6 +290,11 @@ class Request:
         return remaining if self.capacity is None else min(remaining, self.capacity - self.num_tokens)
 
     @property
+    def num_read(self) -> int:
+        """The tokens of the prompt, and those that the encoder read in front of it."""
+        return len(self.prompt_token_ids) + (0 if self.encoder is None else self.encoder.num_tokens)
+
+    @property
     def num_uncomputed(self) -> int:
         """The number of known tokens without KV: 1 while decoding, more during prefill."""
         return self.num_tokens - self.num_computed

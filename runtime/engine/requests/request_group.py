@@ -120,7 +120,7 @@ class RequestGroup:
         times = self.requests[0].metrics
         first = times.first_token
         return Usage(
-            prompt_tokens=len(self.requests[0].prompt_token_ids),
+            prompt_tokens=self.requests[0].num_read,
             completion_tokens=sum(position.tokens for position in self._positions),
             cached_tokens=times.cached_tokens,
             reasoning_tokens=sum(position.reasoning_tokens for position in self._positions),
@@ -178,7 +178,7 @@ class RequestGroup:
             token_ids=request.output_token_ids[start:stop],
             reasoning=part.reasoning,
             tool_calls=part.tool_calls,
-            prompt_tokens=len(request.prompt_token_ids),
+            prompt_tokens=request.num_read,
             cached_tokens=self.requests[0].metrics.cached_tokens,
             reasoning_tokens=part.reasoning_tokens,
         )

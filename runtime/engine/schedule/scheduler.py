@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ....providers.base import Row
 from ....records import dataclass
+from ...process.threads import works_at_lower_priority
 from ..kv.held_blocks import HeldBlocks
 from ..kv.prefix_cache import PrefixCache, StoredPrefixes
 from ..kv.prefix_tree import PrefixMatch
@@ -228,6 +229,7 @@ class Scheduler:
         self._whole_pictures = whole_pictures
         self.preemptions = 0
         self.costs = costs or PromptCosts()
+        self._ended_works = works_at_lower_priority()[1]
         self.cache = PrefixCache(
             slots, enabled=prefix_cache, stored=stored, trims_always=trims_always, blocks=blocks
         )
@@ -353,8 +355,14 @@ class Scheduler:
             self._served.charge(request.tenant, len(row.tokens) + OUTPUT_WEIGHT * (row.num_logits > 0))
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """Learn the cost of prompt tokens from a step's duration; steps with proposals are skipped."""
-        if any(plan.proposed):
+        """Learn the cost of prompt tokens from a step's duration; steps with proposals are skipped.
+
+        So are steps beside a tower, once the costs are known: they take longer than those behind it, and
+        the pieces of the prompt with the picture would be larger by that.
+        """
+        (begun, ended), before = works_at_lower_priority(), self._ended_works
+        self._ended_works = ended
+        if any(plan.proposed) or (self.costs.known and (begun > ended or ended > before)):
             return
         prompts = tokens = 0
         for row in plan.rows:

@@ -62,6 +62,7 @@ GENERATION: dict[str, Any] = {
     "suppress_tokens": [1, 2, 7, START, ENGLISH, GERMAN, 260, TRANSLATE, TRANSCRIBE, 263, PREVIOUS, SILENCE],
     "begin_suppress_tokens": [220, END],
     "max_length": 64,
+    "alignment_heads": [[0, 1], [1, 0], [1, 3]],
 }
 FEATURES: dict[str, Any] = {
     "feature_extractor_type": "WhisperFeatureExtractor",

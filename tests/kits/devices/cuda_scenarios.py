@@ -36,6 +36,8 @@ from carryall.providers.ort import ort
 from carryall.providers.targets import cuda
 from carryall.providers.targets.cuda import CudaProvider, uncapturable
 from carryall.runtime.engine.engine import Engine
+from carryall.runtime.tasks.random_model import random_model
+from carryall.runtime.tasks.selftest_models import LARGE, in_form
 
 # The environment of the tests also has onnxruntime for the CPU; this process imports onnxruntime-gpu.
 ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
@@ -368,6 +370,47 @@ def no_code(folder: Path) -> list[Any]:
     except CarryallError as error:
         return [CudaProvider().available(), f"{type(error).__name__}: {error}"]
     return [CudaProvider().available(), "opened"]
+
+
+def weights(folder: Path, kind: str) -> dict[str, int]:
+    """Open a model of 65 million parameters; return bytes of its files, of uploads, and held by the host.
+
+    Of the host's memory only what no file backs counts, the most at any time, and of the stub's devices none.
+    """
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 4096, "num_attention_heads": 16}
+    config = RunnerConfig(max_slots=1, context_length=64, options={"kernels": "onnxruntime"})
+    portable = in_form(
+        random_model({"model_type": "llama", **LARGE, **sizes, "num_key_value_heads": 4}), kind
+    )
+    save_model(pipeline.run(portable, CudaProvider().passes(config))[0], folder / "model.onnx")
+    del portable
+    ctypes.CDLL(None).malloc_trim(0)
+    place = os.stat(os.environ["CUDA_STUB_LOG"]).st_size
+    before, most, opened = _anonymous(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not opened.wait(0.002):
+            most = max(most, _anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    runner = CudaProvider().runner(folder / "model.onnx", config)
+    opened.set()
+    watcher.join()
+    runner.close()
+    with open(os.environ["CUDA_STUB_LOG"]) as log:
+        log.seek(place)
+        lines = [line.split() for line in log]
+    uploads = [int(words[2]) for words in lines if words[:2] == ["copy", "upload"]]
+    files = sum(file.stat().st_size for file in folder.glob("model.onnx*"))
+    return {"files": files, "uploads": sum(uploads), "held": most - before}
+
+
+def _anonymous() -> int:
+    """Return the bytes of this process's memory that no file backs."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
+    return 1024 * int(line.split()[1])
 
 
 class _spied:  # noqa: N801 - a context manager

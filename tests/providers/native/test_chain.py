@@ -156,6 +156,7 @@ FUNCTIONS: list[tuple[int, Callable[[Any], Any]]] = [
     (1, lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
     (2, lambda x: x / (1 + np.exp(-x))),
     (3, lambda x: np.maximum(x, 0)),
+    (4, lambda x: x / (1 + np.exp(-1.702 * x))),
 ]
 
 
@@ -218,7 +219,7 @@ def test_leading_axes_are_those_of_the_first_rows(host: OperatorHost) -> None:
         ([(NORM, -1, 0, 0, 0)], "the weight of a norm"),
         ([(CENTER, -1, 0, 0, ABSENT, 0)], "weight or bias of another width"),
         ([(CENTER, -1, 0, 1, 0, 0)], "weight or bias of another width"),
-        ([(ACTIVATE, -1, 0, 4)], "unknown activation function"),
+        ([(ACTIVATE, -1, 0, 5)], "unknown activation function"),
         ([(MULTIPLY, -1, 0, 1)], "factors of a product of rows"),
         ([(NORM, -2, 0, 1, 0)], "writes an output"),
         ([(NORM, -1, 0, 1, 0, 7)], "goes on behind its last step"),

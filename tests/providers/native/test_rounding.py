@@ -13,7 +13,12 @@ from native_kernels import isas
 
 from carryall import export
 from carryall.errors import GraphError
+from carryall.graph_opt.quantize.algorithms import gptq
+from carryall.graph_opt.quantize.algorithms.arithmetic import Arithmetic
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer
+from carryall.graph_opt.quantize.algorithms.grouped import starting_scales
+from carryall.graph_opt.quantize.algorithms.inputs import Inputs
+from carryall.graph_opt.quantize.algorithms.sweep import Grid, sweep_panel
 from carryall.graph_opt.quantize.weight_methods import UNCALIBRATED
 from carryall.providers.native import rounding
 from carryall.providers.native.rounding import BlockRounding
@@ -71,6 +76,59 @@ def test_every_instruction_set_gives_the_bits_of_numpy(library: Path, case: dict
     expected = UNCALIBRATED[algorithm](matrix, form)
     for isa in isas(library):
         assert_same(BlockRounding(library, algorithm, isa)(matrix, form), expected, isa)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CASES)
+def test_starting_scales_are_the_bits_of_numpy(library: Path, case: dict[str, Any]) -> None:
+    matrix, form = matrix_of(case), case["form"]
+    importance = np.random.default_rng(case["seed"]).lognormal(0, 2, len(matrix)).astype(np.float32)
+    expected = starting_scales(matrix, form, importance)
+    for isa in isas(library):
+        found = BlockRounding(library, "rtn", isa).starting_scales(matrix, form, importance)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other, isa)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (37, 5), (128, 33), (128, 700)])
+@pytest.mark.parametrize("form", FORMS[:5:4], ids=str)
+def test_a_sweep_gives_the_bits_of_numpy(
+    library: Path, form: BlockFormat, inputs: int, outputs: int, moves: bool
+) -> None:
+    rng = np.random.default_rng(inputs)
+    wide = rng.standard_normal((inputs, inputs + 7)).astype(np.float32)
+    matrix = (wide @ wide.T)[:, :inputs]
+    left = 3 * rng.standard_normal((inputs, outputs)).astype(np.float32)
+    levels = rng.integers(form.low, form.high + 1, left.shape).astype(np.float32)
+    scales = rng.uniform(0.05, 1, (3, outputs)).astype(np.float32)
+    scales[1, 0] = 0  # a block of zeros
+    zeros = rng.integers(0, 8, scales.shape).astype(np.float32)
+    grid = Grid(scales, zeros, rng.integers(0, 3, inputs))
+    expected = left.copy(), levels.copy()
+    changes = sweep_panel(*expected, grid, matrix, form, moves=moves)
+    for isa in isas(library):
+        found = left.copy(), levels.copy()
+        swept = BlockRounding(library, "rtn", isa).sweep(*found, grid, matrix, form, moves=moves)
+        for one, other in zip((*found, swept), (*expected, changes), strict=True):
+            np.testing.assert_array_equal(one, other, isa)
+
+
+def test_gptq_gives_the_bits_of_numpy(library: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((300, 160)).astype(np.float32)
+    weight, known = rng.standard_normal((160, 1100)).astype(np.float32), Inputs(x.T @ x)
+    kernels = BlockRounding(library, "rtn")
+    native = Arithmetic(kernels, kernels.starting_scales, kernels.sweep)
+    assert_same(gptq.quantize(weight, FORMS[0], known, native), gptq.quantize(weight, FORMS[0], known), "")
+
+
+def test_a_panel_of_too_many_inputs_is_refused(library: Path) -> None:
+    left = np.ones((129, 4), np.float32)
+    grid = Grid(np.ones((1, 4), np.float32), np.zeros((1, 4), np.float32), np.zeros(129, np.int64))
+    matrix = np.eye(129, dtype=np.float32)
+    with pytest.raises(GraphError, match="size"):
+        BlockRounding(library, "rtn").sweep(left, left.copy(), grid, matrix, FORMS[0], moves=False)
 
 
 def test_many_tasks_give_the_bits_of_numpy(library: Path) -> None:

@@ -100,6 +100,15 @@ def test_own_kernels_are_launched_and_captured_in_place_of_many(form: str) -> No
     assert outcome.illegal() == []
 
 
+@pytest.mark.parametrize("form", ["float", "int4"])
+def test_weights_go_from_the_mapped_file_to_the_device_once(form: str) -> None:
+    """The host has no second copy of them; a session without weights holds 12 MB."""
+    found = cuda_stub.run("weights", form).result
+    print(found)
+    assert found["uploads"] == pytest.approx(found["files"], rel=0.05)
+    assert found["held"] < (16 << 20) + 0.25 * found["files"]
+
+
 def test_paged_runs_beyond_the_most_forms_are_not_captured() -> None:
     """onnxruntime 1.31 frees nothing that it captured before the session ends."""
     outcome = cuda_stub.run("few_forms")

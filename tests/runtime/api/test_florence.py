@@ -17,6 +17,7 @@ from tiny_florence import BEGIN, END, write_florence
 from carryall import LLM, SamplingParams
 from carryall.errors import InvalidSamplingError, RequestError
 from carryall.exporter.export import export_package
+from carryall.exporter.vision.florence2 import Processor
 from carryall.runtime.text.parsers.locations import Places
 from carryall.runtime.types.structured_output import StructuredOutput
 
@@ -75,6 +76,15 @@ def test_places_are_json_in_pixels_of_the_picture(llm: LLM) -> None:
 def test_the_checkpoint_states_how_its_answers_are_drawn(llm: LLM) -> None:
     params = llm.requests.default_params(4)
     assert params.no_repeat_ngram_size == 3
+
+
+def test_usage_counts_what_the_encoder_reads(llm: LLM) -> None:
+    prompt, seen = llm.render_chat(asking("<CAPTION>")), llm.requests.sight._encoder
+    assert isinstance(seen.processor, Processor)
+    question = seen.geometry.question(seen.processor, "<CAPTION>")
+    words = llm.requests.encode(question, add_special_tokens=False)
+    assert prompt.encoder is not None
+    assert prompt.encoder.num_tokens == seen.processor.rows + len(words)
 
 
 def test_a_picture_is_encoded_once_for_all_its_texts(llm: LLM) -> None:

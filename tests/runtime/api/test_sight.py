@@ -32,7 +32,6 @@ from carryall.errors import ChatTemplateError, PromptTooLongError, RequestError
 from carryall.exporter.image_processor import read_image_processor
 from carryall.runtime.api.embedding import encoded_tokens
 from carryall.runtime.api.prompts import PooledPrompt
-from carryall.runtime.api.sight import MOST_PICTURES
 from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.tasks.export import export
@@ -525,13 +524,22 @@ def test_memory_does_not_grow_with_the_number_of_pictures(package: Path) -> None
 
 @pytest.mark.long
 def test_pictures_of_a_conversation_are_limited_in_number_and_pixels(llm: LLM) -> None:
-    with pytest.raises(RequestError, match=f"{MOST_PICTURES + 1} pictures; the limit is {MOST_PICTURES}"):
-        llm.chat(asked(*[picture(8, 8)] * (MOST_PICTURES + 1)), GREEDY)
+    with pytest.raises(RequestError, match="129 pictures; the limit is 128"):
+        llm.chat(asked(*[picture(8, 8)] * 129), GREEDY)
     wall = np.zeros((8000, 8000), np.uint8)  # the largest picture
     with pytest.raises(RequestError, match="more than 256000000 pixels in all"):
         llm.chat(asked(*[wall] * 5), GREEDY)
     with pytest.raises(PromptTooLongError):
-        llm.chat(asked(*[picture(8, 8)] * MOST_PICTURES), GREEDY)
+        llm.chat(asked(*[picture(8, 8)] * 128), GREEDY)
+
+
+def test_options_limit_the_pictures_of_a_conversation(package: Path) -> None:
+    with LLM(package, provider="cpu", max_slots=1, max_images=1, max_image_pixels=2000) as llm:
+        llm.chat(asked(picture(40, 50)), GREEDY)
+        with pytest.raises(RequestError, match="2 pictures; the limit is 1"):
+            llm.chat(asked(picture(8, 8), picture(8, 9)), GREEDY)
+        with pytest.raises(RequestError, match="more than 2000 pixels in all"):
+            llm.chat(asked(picture(40, 51)), GREEDY)
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_its_pictures_are_computed(llm: LLM) -> None:

@@ -113,6 +113,13 @@ def written(
         return end.value, asked
 
 
+def test_an_option_limits_the_length_of_a_recording(checkpoint: Path) -> None:
+    with LLM(checkpoint, max_audio_seconds=1.5) as llm:
+        assert llm.transcribe(sound(1.4)).duration == pytest.approx(1.4)
+        with pytest.raises(RequestError, match=r"a sound of 2 s is longer than the limit of 1\.5 s"):
+            llm.transcribe(sound(1.6))
+
+
 def time(second: float) -> int:
     return FIRST_TIME + round(second * 50)
 

@@ -19,12 +19,21 @@ from carryall import LLM, SamplingParams
 from carryall.contract import GROUPS, IMAGE_STATES
 from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
+from carryall.graph_opt.graph.load import load_model
+from carryall.graph_opt.graph.saving import save_model
+from carryall.graph_opt.lower.attention.patch_rows import PatchRowsPass
+from carryall.graph_opt.lower.kernels import CPU
+from carryall.graph_opt.lower.older_opset import OlderOpsetPass
+from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
+from carryall.graph_opt.passes.shape_inference import ShapeInferencePass
+from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
 from carryall.providers.native.library import find_library
 from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.models.sight import open_tower
 from carryall.runtime.models.tower_graph import tower_graph
+from carryall.runtime.models.tower_rows import TowerRows
 
 WIDE = {**VISION_CONFIG, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -92,15 +101,62 @@ def test_states_are_those_of_the_portable_graph(family: str, kept: int, tmp_path
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    "family",
+    ["smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "internvl", "llava", "glm_ocr"],
+)
+def test_attention_over_rows_of_patches_computes_the_portable_graph(family: str, tmp_path: Path) -> None:
+    carryall.export(write_vlm(tmp_path / "checkpoint", family), tmp_path / "package")
+    model, portable = tmp_path / "rows.onnx", tmp_path / "package" / "vision.onnx"
+    attention = PatchRowsPass("float32")
+    result, _ = run(
+        load_model(portable),
+        [ShapeInferencePass(), attention, RemoveUnusedNodesPass(), OlderOpsetPass(CPU.opset)],
+    )
+    save_model(result, model)
+    assert operators(model)["PagedAttention"] == attention.fired == operators(portable)["Attention"] > 0
+    rows = TowerRows(get_provider("cpu").session(model, resolved()))
+    runs = feeds_of(tmp_path / "package")
+    assert len(runs) >= 2
+    for feeds in runs:
+        np.testing.assert_allclose(
+            states(model, rows.feeds(feeds)), states(portable, feeds), rtol=1e-4, atol=3e-5
+        )
+
+
+@needs_kernels
 def test_int8_multiplies_all_weights_in_8_bits(wide: Path) -> None:
     model, portable = lowered(wide, tower="int8"), wide / "vision.onnx"
-    products = operators(portable)["MatMul"]
-    assert operators(model)["QuantizedLinear"] == products > 12
-    assert operators(model)["MatMul"] == 0
+    # The layers, and the products in front of them and behind.
+    assert operators(model)["Chain"] == 1
+    assert operators(model)["MatMul"] == operators(model)["MultiHeadAttention"] == 0
+    encoder = open_tower(wide, get_provider("cpu").session(model, resolved()))
     for feeds in feeds_of(wide):
-        found, expected = states(model, feeds), states(portable, feeds)
+        found, expected = encoder._run(feeds), states(portable, feeds)
         error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
         assert 1e-3 < error < 0.02
+
+
+@needs_kernels
+def test_groups_that_are_not_made_of_windows_are_refused(tmp_path: Path) -> None:
+    carryall.export(write_vlm(tmp_path / "checkpoint", "qwen2_5_vl"), tmp_path / "package")
+    model = lowered(tmp_path / "package", tower="int8")
+    encoder = open_tower(tmp_path / "package", get_provider("cpu").session(model, resolved()))
+    feeds = feeds_of(tmp_path / "package")[0]
+    assert np.isfinite(encoder._run(feeds)).all()
+    with pytest.raises(ProviderRuntimeError, match="do not lie one behind the other"):
+        encoder._run({**feeds, GROUPS: feeds[GROUPS].reshape(-1, 2).T})
+
+
+@needs_kernels
+@pytest.mark.parametrize(("quantized", "kernels", "form"), [
+    (True, "carryall", "int8"), (False, "carryall", "float32"), (True, "onnxruntime", "float32")
+])  # fmt: skip
+def test_the_tower_of_a_quantized_decoder_has_8_bits(quantized: bool, kernels: str, form: str) -> None:
+    config = resolved(kernels=kernels)
+    assert get_provider("cpu").tower_form(config, quantized=quantized) == form
+    stated = resolved(kernels=kernels, tower="float32")
+    assert get_provider("cpu").tower_form(stated, quantized=quantized) == "float32"
 
 
 @needs_kernels
@@ -116,7 +172,7 @@ def test_the_option_reaches_the_tower_of_a_model(wide: Path) -> None:
             assert images is not None
             return images.states
 
-    exact, rounded, again = seen(), seen(tower="int8"), seen(tower="float32")
+    exact, rounded, again = seen(tower="auto"), seen(tower="int8"), seen(tower="float32")
     np.testing.assert_array_equal(exact, again)
     assert 1e-3 < np.linalg.norm(rounded - exact) / np.linalg.norm(exact) < 0.02
 

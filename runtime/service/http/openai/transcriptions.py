@@ -12,6 +12,7 @@ from .....options import shown
 from .....records import dataclass
 from ....audio.languages import LANGUAGES
 from ....audio.transcription import Segment, Transcription
+from ....audio.word_times import Word
 from ...core.handler import LLMHandler
 from .reading import Json
 
@@ -82,6 +83,11 @@ def read_form(fields: Mapping[str, Sequence[str]], task: str) -> TranscriptionAs
         options["prompt"] = prompt
     if (temperature := one("temperature")) is not None:
         options["temperature"] = _number("temperature", temperature)
+    wanted = _granularities(fields)
+    if "word" in wanted:
+        if kind != "verbose_json":
+            raise RequestError("times of words are part of the 'response_format' verbose_json alone")
+        options["words"] = True
     _check_extras(fields, one("chunking_strategy"))
     return TranscriptionAsk(options, kind, stream)
 
@@ -97,14 +103,14 @@ async def whole_transcript(
     raise RequestError("the transcription ended without a transcript")
 
 
-def _check_extras(fields: Mapping[str, Sequence[str]], chunking: str | None) -> None:
+def _granularities(fields: Mapping[str, Sequence[str]]) -> list[str]:
     wanted = [*fields.get("timestamp_granularities[]", ()), *fields.get("timestamp_granularities", ())]
     if unknown := [each for each in wanted if each not in ("segment", "word")]:
-        raise RequestError(f"'timestamp_granularities' may be segment, not {shown(unknown[0])}")
-    if "word" in wanted:
-        raise UnsupportedTaskError(
-            "times of words are not computed; ask for 'timestamp_granularities' segment"
-        )
+        raise RequestError(f"'timestamp_granularities' may be segment and word, not {shown(unknown[0])}")
+    return wanted
+
+
+def _check_extras(fields: Mapping[str, Sequence[str]], chunking: str | None) -> None:
     if any(fields.get(name) for name in ("include[]", "include")):
         raise UnsupportedTaskError("transcripts have no log-probabilities of tokens; omit 'include'")
     if chunking not in (None, "auto"):
@@ -126,12 +132,14 @@ def transcript_json(transcript: Transcription, kind: str) -> Json:
     usage: Json = {"type": "duration", "seconds": math.ceil(transcript.duration)}
     if kind == "json":
         return {"text": transcript.text, "usage": usage}
+    words = [word_json(word) for segment in transcript.segments for word in segment.words]
     return {
         "task": transcript.task,
         "language": _NAMES.get(transcript.language, transcript.language),
         "duration": round(transcript.duration, 3),
         "text": transcript.text,
         "segments": [segment_json(segment) for segment in transcript.segments],
+        **({"words": words} if words else {}),
         "usage": usage,
     }
 
@@ -150,6 +158,11 @@ def segment_json(segment: Segment) -> Json:
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech,
     }
+
+
+def word_json(word: Word) -> Json:
+    """Return a word as OpenAI's API writes it."""
+    return {"word": word.text.strip(), "start": round(word.start, 3), "end": round(word.end, 3)}
 
 
 def transcript_text(transcript: Transcription, kind: str) -> str:

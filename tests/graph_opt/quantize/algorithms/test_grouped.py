@@ -26,6 +26,7 @@ from carryall.graph_opt.quantize.algorithms.blockwise import (
     round_to_nearest,
 )
 from carryall.graph_opt.quantize.algorithms.grouped import Scales, grouped, share_units
+from carryall.graph_opt.quantize.algorithms.inputs import Inputs
 
 FREE = BlockFormat(bits=4, block_size=32, symmetric=False)
 SHARED = dataclasses.replace(FREE, group_size=128)
@@ -152,7 +153,10 @@ def test_gptq_keeps_its_gain_with_common_units(seed: int) -> None:
     weight = matrix(seed, 256, 64)
     inputs = rng.standard_normal((2048, 256)) @ rng.standard_normal((256, 256)) / 16
     moments = (inputs.T @ inputs / len(inputs)).astype(np.float32)
-    errors = [squared(weight, gptq.quantize(weight, form, moments), form, moments) for form in (FREE, SHARED)]
+    errors = [
+        squared(weight, gptq.quantize(weight, form, Inputs(moments)), form, moments)
+        for form in (FREE, SHARED)
+    ]
     rounded = squared(weight, grouped(round_to_nearest)(weight, FREE), FREE, moments)
     assert errors[1] < 1.12 * errors[0]
     assert errors[1] < 0.7 * rounded

@@ -14,6 +14,7 @@ from carryall.graph_opt.quantize.algorithms.blockwise import (
     dequantize,
     round_to_nearest,
 )
+from carryall.graph_opt.quantize.algorithms.inputs import Inputs
 from carryall.graph_opt.quantize.weight_methods import UNCALIBRATED
 
 Floats = npt.NDArray[np.float32]
@@ -33,7 +34,7 @@ def solved(algorithm: str, weight: Floats, form: BlockFormat, moments: Floats | 
     if algorithm in UNCALIBRATED:
         return UNCALIBRATED[algorithm](weight, form)
     known = np.eye(len(weight), dtype=np.float32) if moments is None else moments
-    return {"awq": awq.quantize, "gptq": gptq.quantize}[algorithm](weight, form, known)
+    return {"awq": awq.quantize, "gptq": gptq.quantize}[algorithm](weight, form, Inputs(known))
 
 
 @pytest.mark.long
@@ -106,10 +107,10 @@ def test_awq_makes_large_channels_finer() -> None:
     x = (rng.standard_normal((2000, 128)) * sizes).astype(np.float32)
     moments: Floats = (x.T @ x / 2000).astype(np.float32)
     matrix, form = weights(128, 48), BlockFormat(block_size=64)
-    scale = awq.factors([matrix], form, moments)
+    scale = awq.factors([matrix], form, Inputs(moments))
     assert scale[sizes == 20].mean() > 2 * scale[sizes == 1].mean()
     exact = x @ matrix
-    scaled = awq.quantize(matrix * scale[:, None], form, moments / np.outer(scale, scale))
+    scaled = awq.quantize(matrix * scale[:, None], form, Inputs(moments).scaled(scale))
     found = [x / scale @ dequantize(scaled, form), x @ dequantize(round_to_nearest(matrix, form), form)]
     errors = [float(np.square(one - exact).mean()) for one in found]
     assert errors[0] < 0.5 * errors[1]

@@ -42,7 +42,7 @@ def quantized(
         (folder := out.parent / f"{out.stem}.layers").mkdir()
         found = quantize_layers(model, CALIBRATED[algorithm], forms, WINDOWS, folder, context_length=64)
         weights = WeightOnlyQuantizationPass(
-            forms.form, embedding=forms.embedding, overrides=forms.overrides, calibrated=found.quantizer
+            forms.form, embedding=forms.embedding, overrides=forms.overrides, calibrated=found.result
         )
         passes = [SmoothQuantPass(found.factors), weights]
     for one in passes:

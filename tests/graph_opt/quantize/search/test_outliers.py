@@ -36,14 +36,18 @@ def down(*layers: int) -> set[str]:
     return {f"model.layers.{layer}.mlp.down_proj.weight" for layer in layers}
 
 
+def ends(*parts: str) -> set[str]:
+    return {f"model.layers.{layer}.mlp.{part}_proj.weight" for layer in (0, LAYERS - 1) for part in parts}
+
+
 def test_keys_and_values_of_grouped_heads_and_both_ends(tmp_path: Path) -> None:
     graph = model(tmp_path, "llama").graph
     attention = {f"model.layers.{i}.self_attn.{kind}_proj.weight" for i in range(LAYERS) for kind in "kv"}
     chosen = names(graph)
     assert attention < set(chosen)
     feed_forward = set(chosen) - attention
-    assert len(feed_forward) == LAYERS // 4
-    assert down(0, LAYERS - 1) < feed_forward
+    assert ends("gate", "up", "down") < feed_forward
+    assert len(feed_forward) == 2 * 2 + LAYERS // 4
 
 
 def test_a_layer_with_a_super_weight_is_chosen(tmp_path: Path) -> None:
@@ -58,10 +62,10 @@ def test_a_layer_with_a_super_weight_is_chosen(tmp_path: Path) -> None:
 
 def test_heads_without_groups_and_fused_projections_are_not(tmp_path: Path) -> None:
     equal = model(tmp_path, "llama", num_key_value_heads=4, num_attention_heads=4).graph
-    assert {name.split(".")[-2] for name in names(equal)} == {"down_proj"}
+    assert {name.split(".")[-2] for name in names(equal)} == {"gate_proj", "up_proj", "down_proj"}
     fused = names(model(tmp_path, "gpt2", n_layer=LAYERS).graph)
-    assert len(fused) == LAYERS // 4
-    assert {name.split(".", 3)[-1] for name in fused} == {"mlp.c_proj.weight"}
+    assert len(fused) == 2 + LAYERS // 4
+    assert {name.split(".", 3)[-1] for name in fused} == {"mlp.c_fc.weight", "mlp.c_proj.weight"}
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "gemma3_text", "phi3"])
@@ -83,6 +87,9 @@ def test_the_experts_of_a_mixture_are_chosen_together(tmp_path: Path) -> None:
     matrix[3, 5] = 40 * np.abs(matrix).max()
     value.const_value = ir.tensor(matrix, name=value.name)
     chosen = [name.split(".") for name in names(graph) if "experts" in name]
+    first = [name for name in names(graph) if ".0.mlp.experts." in name]
+    assert len(first) == len({name for name in graph.initializers if ".0.mlp.experts." in name})
+    chosen = [parts for parts in chosen if parts[-2] == "down_proj"]
     layers = sorted({int(parts[2]) for parts in chosen})
     assert layers == [0, 7, LAYERS - 1]
     count = sum(".7.mlp.experts." in name and "down_proj" in name for name in graph.initializers)

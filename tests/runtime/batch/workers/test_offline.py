@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import threading
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,9 @@ from batch_kit import Record, spec, toy_worker
 from http_serving import http_serving
 from llm_kit import toy_model
 from openai.types.responses import Response
+from PIL import Image
+from tiny_vlms import write_vlm
+from vision_golden import picture
 
 from carryall import LLM
 from carryall.errors import ProviderRuntimeError
@@ -43,6 +47,13 @@ def answers(worker: Worker, records: Iterable[Record]) -> dict[int, LineResult]:
         worker.close()
     assert len({answer.number for answer in found}) == len(found)
     return {answer.number: answer for answer in found}
+
+
+def png(number: int) -> bytes:
+    """Return a file of a picture that differs from those of other numbers."""
+    file = io.BytesIO()
+    Image.fromarray(picture(40, 40 + number)).save(file, "PNG")
+    return file.getvalue()
 
 
 def text(answer: LineResult) -> str:
@@ -92,6 +103,38 @@ def test_an_endless_input_is_never_held(tmp_path: Path) -> None:
             stop.set()
     worker.close()
     assert max(ahead) <= 4 + 2 * 8 + 2 * 8 + 1  # in the engine, ended, ready, in preparation
+
+
+@pytest.mark.long
+def test_pictures_are_computed_while_others_are_answered(tmp_path: Path) -> None:
+    count, slots = 24, 2
+
+    def record(number: int) -> Record:
+        url = f"data:image/png;base64,{base64.b64encode(png(number)).decode()}"
+        parts = [{"type": "image_url", "image_url": {"url": url}}]
+        return {"messages": [{"role": "user", "content": parts}], "max_tokens": 4, "ignore_eos": True}
+
+    loading = {"provider": "cpu", "max_slots": slots}
+    worker = open_worker(WorkerSpec(model=str(write_vlm(tmp_path)), loading=loading))
+    assert isinstance(worker, OfflineEngine)
+    sight, ahead = worker._preparer.requests.sight, []
+    taken = list[int]()
+    images = sight.images
+
+    def counted(*args: Any, **named: Any) -> Any:
+        taken.append(len(taken))
+        return images(*args, **named)
+
+    sight.images = counted  # type: ignore[method-assign]
+    given = lines(record(number) for number in range(count))
+    for answered, result in enumerate(worker.run(given, threading.Event())):
+        assert result.code is None, result.record
+        ahead.append(len(taken) - answered)
+    worker.close()
+    assert len(ahead) == len(taken) == count
+    # In the engine, ended, ready and in preparation.
+    assert ahead[0] < count
+    assert max(ahead) <= 2 * slots + slots + 3 * slots
 
 
 def test_a_window_of_long_lines_is_short() -> None:

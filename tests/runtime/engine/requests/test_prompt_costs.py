@@ -12,6 +12,7 @@ from carryall.runtime.engine.kv.slots import SlotTable
 from carryall.runtime.engine.requests.prompt_costs import PromptCosts
 from carryall.runtime.engine.sampling.sampler import Sample
 from carryall.runtime.engine.schedule.scheduler import Scheduler
+from carryall.runtime.process.threads import at_lower_priority
 
 FIXED, ROW, PROMPT, TOKEN = 8e-3, 3e-3, 12e-3, 1.3e-3
 
@@ -129,20 +130,34 @@ def test_disturbed_steps_make_small_pieces() -> None:
     assert costs.prompt_tokens(4, 2.0) == 4
 
 
-def drive(scheduler: Scheduler, steps: int) -> list[int]:
-    """Run steps with the times of the model above; return the prompt tokens of each step."""
+def drive(scheduler: Scheduler, steps: int, factor: float = 1.0) -> list[int]:
+    """Run steps with ``factor`` times the seconds of the model; return the prompt tokens of each."""
     found = []
     for _ in range(steps):
         plan = scheduler.plan()
         tokens = sum(len(row.tokens) for row in plan.rows if len(row.tokens) > 1)
         rows = sum(len(row.tokens) == 1 for row in plan.rows)
-        scheduler.learn(plan, seconds(rows, tokens, len(plan.rows) - rows))
+        scheduler.learn(plan, factor * seconds(rows, tokens, len(plan.rows) - rows))
         scheduler.commit(plan)
         for row, request in zip(plan.rows, plan.requests, strict=True):
             if row.num_logits:
                 request.append(Sample(1))
         found.append(tokens)
     return found
+
+
+def test_steps_beside_a_tower_do_not_make_the_pieces_behind_it_larger() -> None:
+    scheduler = Scheduler(SlotTable(8), 512, stretch=4.0)
+    scheduler.add(make_request("stream", 5))
+    drive(scheduler, 3)
+    scheduler.add(make_request("first", 600))
+    drive(scheduler, 60)
+    at_lower_priority(lambda: drive(scheduler, 200, factor=5.0))
+    scheduler.add(make_request("page", 600))
+    pieces = drive(scheduler, 8)
+    rows = len(scheduler.running) - 1
+    right = (3.0 * seconds(rows, 0) - PROMPT) / TOKEN
+    assert all(size == pytest.approx(right, abs=2) for size in pieces)
 
 
 def test_a_long_prompt_is_cut_small_beside_streams_and_not_without() -> None:

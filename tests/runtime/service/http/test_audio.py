@@ -120,11 +120,15 @@ def test_openais_client_transcribes_translates_and_streams(checkpoint: Path, exp
                 file=file,
                 language="en",
                 response_format="verbose_json",
-                timestamp_granularities=["segment"],
+                timestamp_granularities=["segment", "word"],
                 prompt="",
             )
             assert [each.start for each in whole.segments] == [each.start for each in expected.segments]
             assert whole.language == "english"
+            assert whole.words
+            spoken = "".join(each.word for each in whole.words)
+            assert spoken == "".join("".join(each.text.split()) for each in whole.segments)
+            assert all(0 <= each.start <= each.end <= whole.duration for each in whole.words)
             english = await audio.translations.create(model="toy", file=file, prompt="one")
             assert isinstance(english.text, str)
             stream = await audio.transcriptions.create(model="toy", file=file, language="en", stream=True)
@@ -146,7 +150,7 @@ REFUSED: list[tuple[Json, str]] = [
     ({"temperature": "1.5"}, "temperature"),
     ({"stream": "maybe"}, "'stream' must be true or false"),
     ({"stream": "true", "response_format": "srt"}, "a stream has events"),
-    ({"timestamp_granularities[]": "word"}, "times of words are not computed"),
+    ({"timestamp_granularities[]": "word"}, "part of the 'response_format' verbose_json"),
     ({"timestamp_granularities[]": "letter"}, "may be segment"),
     ({"include[]": "logprobs"}, "no log-probabilities"),
     ({"chunking_strategy": "server_vad"}, "'chunking_strategy' may be auto"),

@@ -42,6 +42,8 @@ def test_fields_of_a_page_are_json(tmp_path: Path) -> None:
         "response_format": {"type": "json_object"},
     }
     served = load_served_model(str(folder), warm_up=True, max_slots=2)
+    message = {"role": "user", "content": [{"type": "image", "image": pictures()[1]}]}
+    rows = len(served.llm.requests.sight.encoded([message], lambda text: []).output.states)
 
     async def ask() -> list[Any]:
         async with http_serving(served.llm) as service:
@@ -56,7 +58,7 @@ def test_fields_of_a_page_are_json(tmp_path: Path) -> None:
     assert response.status_code == 200, response.text
     answer = response.json()
     assert json.loads(answer["choices"][0]["message"]["content"]) == recorded["json"]
-    assert answer["usage"]["prompt_tokens"] == len(recorded["prompt"])
+    assert answer["usage"]["prompt_tokens"] == rows + len(recorded["prompt"])
     assert refused.status_code == 400
     assert "writes tags and places" in refused.json()["error"]["message"]
 

@@ -1,0 +1,96 @@
+"""What calibrated algorithms know of the inputs of products, computed once for all weights that read them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from ...graph.lazy import Array
+from .blockwise import Floats
+
+_DAMPING = 0.02  # share of the mean of the diagonal of the moments that is added to the diagonal
+_DIRECT = 64  # rows of a triangular matrix that is inverted as any other
+
+
+class Inputs:
+    """Moments of the inputs y in the quantized model, and of their distance to those in the float model, x.
+
+    Args:
+        moments: E[y y^T], [in, in].
+        drift: E[y (x - y)^T], [in, in]; None if x = y.
+        outputs: of all products with these inputs, which decides the order of multiplications.
+
+    Attributes:
+        importance: mean squares, [in].
+    """
+
+    def __init__(self, moments: Floats, drift: Floats | None = None, outputs: int = 0) -> None:
+        self.moments, self.drift, self._outputs = moments, drift, outputs
+        self.importance: Floats = np.diagonal(moments).copy()
+
+    def scaled(self, scale: Floats) -> Inputs:
+        """Return the moments of inputs that are divided by ``scale``, [in]."""
+        squares: Floats = np.outer(scale, scale).astype(np.float32)
+        drift = None if self.drift is None else self.drift / squares
+        return Inputs(self.moments / squares, drift, self._outputs)
+
+    @cached_property
+    def damped(self) -> Floats:
+        """The moments with a larger diagonal, which can be inverted."""
+        added = np.float32(max(_DAMPING * self.importance.mean(), 1e-12))
+        result = self.moments.copy()
+        np.einsum("ii->i", result)[:] += added
+        return result
+
+    @cached_property
+    def order(self) -> Array:
+        """The inputs by decreasing importance, int64 [in]."""
+        return np.argsort(-self.importance, kind="stable")
+
+    @cached_property
+    def factor(self) -> Floats:
+        """The upper Cholesky factor U of the inverse of the damped moments H in this order: H^-1 = U^T U.
+
+        The factor L of H with rows and columns in reverse order gives U: the inverse of L, reversed again.
+        float32 suffices: the damping is far above the rounding of the largest eigenvalue.
+        """
+        reverse = self.order[::-1]
+        lower = np.linalg.cholesky(self.damped[np.ix_(reverse, reverse)])
+        return np.ascontiguousarray(_inverse_of_lower(lower)[::-1, ::-1], np.float32)
+
+    def compensated(self, weight: Floats) -> Floats:
+        """Return the weight [in, out] whose products with y are nearest to those of ``weight`` with x.
+
+        Y. Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration",
+        https://arxiv.org/abs/2504.02692.
+        """
+        target = np.array(weight, np.float32, order="C")
+        if self.drift is None:
+            return target
+        if self._outputs > len(target):
+            target[self.order] += self._correction @ target
+        else:
+            target[self.order] += self._solved(self.drift @ target)
+        return target
+
+    @cached_property
+    def _correction(self) -> Floats:
+        return self._solved(np.zeros_like(self.moments) if self.drift is None else self.drift)
+
+    def _solved(self, matrix: Floats) -> Floats:
+        """Return H^-1 @ matrix, in the order of the inputs."""
+        result: Floats = self.factor.T @ (self.factor @ matrix[self.order])
+        return result
+
+
+def _inverse_of_lower(matrix: Array) -> Array:
+    """Return the inverse of a lower triangular matrix, by its quarters."""
+    if len(matrix) <= _DIRECT:
+        return np.tril(np.linalg.inv(matrix))
+    half = len(matrix) // 2
+    inverse = np.zeros_like(matrix)
+    inverse[:half, :half] = first = _inverse_of_lower(matrix[:half, :half])
+    inverse[half:, half:] = second = _inverse_of_lower(matrix[half:, half:])
+    inverse[half:, :half] = -second @ (matrix[half:, :half] @ first)
+    return inverse

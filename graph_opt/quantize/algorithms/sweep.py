@@ -1,0 +1,115 @@
+"""Sweeps over the inputs of a matrix: each input gets its levels, and its change reaches those behind it.
+
+GPTQ rounds the weights that are left. It subtracts each error, over the diagonal of the inverse factor,
+times the factor's row. Coordinate descent moves each level to where the slope of the error ends. It
+subtracts the change times the row of the moments. Within a panel of inputs a ``Panel`` does it; what follows
+the panel changes by one product.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ...graph.lazy import Array
+from .blockwise import BlockFormat, Floats
+
+PANEL = 128  # inputs
+
+
+class Grid(NamedTuple):
+    """Scales and zero points [blocks, out], and the block of each input in the order of the sweep, [in]."""
+
+    scales: Floats
+    zero_points: Floats
+    blocks: Array
+
+    def part(self, inputs: slice) -> Grid:
+        """Return the grid of some inputs."""
+        return self._replace(blocks=self.blocks[inputs])
+
+
+class Panel(Protocol):
+    """Sweeps a panel: NumPy's ``sweep_panel``, or the machine's own with the same bits."""
+
+    def __call__(
+        self, left: Floats, levels: Floats, grid: Grid, matrix: Floats, form: BlockFormat, *, moves: bool
+    ) -> Floats:
+        """Set the levels of a panel, subtract its changes from what is left, and return them, [inputs, out].
+
+        Args:
+            left: weights, or with ``moves`` slopes, [inputs, out]; changed in place.
+            levels: [inputs, out]; written, with ``moves`` also read.
+            grid: of these inputs.
+            matrix: the inverse factor or the moments, [inputs, inputs].
+            form: defines the range of the levels.
+            moves: whether levels move to where the slope ends.
+        """
+
+
+def round_in_order(left: Floats, grid: Grid, factor: Floats, form: BlockFormat, panel: Panel) -> Floats:
+    """Return the levels [in, out] of the rows of ``left``, which is overwritten, as GPTQ does.
+
+    Args:
+        left: the weights, inputs in the order of the factor.
+        grid: scales and zero points.
+        factor: the upper Cholesky factor of the inverse of the moments, [in, in].
+        form: defines the range of the levels.
+        panel: sweeps a panel.
+    """
+    levels = np.empty_like(left)
+    for inputs in _panels(len(left)):
+        errors = panel(
+            left[inputs], levels[inputs], grid.part(inputs), factor[inputs, inputs], form, moves=False
+        )
+        behind = slice(inputs.stop, None)
+        left[behind] -= factor[inputs, behind].T @ errors
+    return levels
+
+
+def descend(
+    slope: Floats, levels: Floats, grid: Grid, moments: Floats, form: BlockFormat, panel: Panel
+) -> None:
+    """Move each level to its best value given all others: cyclic coordinate descent.
+
+    K. Behdin et al., "QuantEase: Optimization-based Quantization for Language Models", https://arxiv.org/abs/2309.01885.
+
+    Args:
+        slope: moments @ (target - dequantized levels), [in, out]; overwritten.
+        levels: [in, out], changed in place.
+        grid: scales and zero points.
+        moments: E[x x^T], [in, in].
+        form: defines the range of the levels.
+        panel: sweeps a panel.
+    """
+    for inputs in _panels(len(levels)):
+        changes = panel(
+            slope[inputs], levels[inputs], grid.part(inputs), moments[inputs, inputs], form, moves=True
+        )
+        behind = slice(inputs.stop, None)
+        slope[behind] -= moments[inputs, behind].T @ changes
+
+
+def sweep_panel(
+    left: Floats, levels: Floats, grid: Grid, matrix: Floats, form: BlockFormat, *, moves: bool
+) -> Floats:
+    """Sweep a panel, as ``Panel`` says."""
+    changes = np.empty_like(left)
+    curvature = np.maximum(np.diagonal(matrix), np.float32(1e-12))
+    for i in range(len(left)):
+        scale, zero = grid.scales[grid.blocks[i]], grid.zero_points[grid.blocks[i]]
+        reciprocal = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+        if moves:
+            level = np.clip(np.rint(left[i] / curvature[i] * reciprocal + levels[i]), form.low, form.high)
+            changes[i] = (level - levels[i]) * scale
+        else:
+            level = np.clip(np.rint(left[i] * reciprocal) + zero, form.low, form.high)
+            changes[i] = (left[i] - (level - zero) * scale) / matrix[i, i]
+        levels[i] = level
+        left[i + 1 :] -= matrix[i, i + 1 :, None] * changes[i]
+    return changes
+
+
+def _panels(inputs: int) -> list[slice]:
+    return [slice(start, min(start + PANEL, inputs)) for start in range(0, inputs, PANEL)]
