@@ -29,7 +29,7 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim"
 MOST = 1 << 30
 
 
-@pytest.fixture(params=[8 << 20, 4096])
+@pytest.fixture(params=[2 << 20, 4096])
 def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GgufFile:
     """A file of groups with many matrices, or of several groups for a matrix."""
     monkeypatch.setattr(tiles_ahead, "_GROUP_BYTES", request.param)
