@@ -235,6 +235,20 @@ def test_another_file_of_the_same_name_is_prepared_again(tmp_path: Path) -> None
     assert np.abs(logprobs(path) - first).max() > 1e-3
 
 
+def test_a_file_is_prepared_once_under_any_name(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, renamed, linked = (tmp_path / f"{name}.gguf" for name in "mno")
+    write_gguf("llama", path, types="Q4_K", **WIDE)
+    first = logprobs(path)
+    monkeypatch.setattr(GgufFile, "__init__", lambda *_: pytest.fail("the header was read again"))
+    path.rename(renamed)
+    os.link(renamed, linked)
+    for name in (renamed, linked):
+        np.testing.assert_array_equal(logprobs(name), first)
+    assert len(list((cache / "lowered").glob("[!.]*"))) == 1
+
+
 def test_a_truncated_file_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types="Q4_K", **WIDE)
