@@ -84,22 +84,23 @@ def cluster() -> Iterator[tuple[Host, list[Host]]]:
 
 def started(net: Network) -> tuple[Host, list[Host]]:
     head, *others = (net.host() for _ in range(3))
-    roles: dict[Host, tuple[str, ...]] = {head: ("--head", "--num-cpus", "0", "--include-dashboard", "false")}
-    processes = {head: join(head, *roles[head])}
+    join(head, "--head", "--num-cpus", "0", "--include-dashboard", "false")
+    until(lambda: cpus(head) is not None)
+    joining = {host: join_head(host, head) for host in others}
 
-    def joined() -> float | None:
-        """The processors of the cluster; Ray gives up after 30 s, which a busy machine may need."""
-        for host, process in processes.items():
-            if process.poll() is not None:
-                processes[host] = join(host, *roles[host])
-        return cpus(head)
+    def complete() -> bool:
+        for host, process in joining.items():
+            if process.poll() is not None:  # Ray gives up after 30 s, which a busy machine may need
+                joining[host] = join_head(host, head)
+        return cpus(head) == 4
 
-    until(lambda: joined() is not None)
-    for host in others:
-        roles[host] = ("--address", f"{head.address}:6379", "--num-cpus", "2")
-        processes[host] = join(host, *roles[host])
-    until(lambda: joined() == 4)
+    until(complete)
     return head, others
+
+
+def join_head(host: Host, head: Host) -> subprocess.Popen[str]:
+    """Start Ray on a host with two processors."""
+    return join(host, "--address", f"{head.address}:6379", "--num-cpus", "2")
 
 
 def cpus(host: Host) -> float | None:
