@@ -1,4 +1,4 @@
-"""The options ``--audio``, ``--language`` and ``--translate``, and what a model writes down of the files."""
+"""The options of recordings, and what a model writes down of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .options import print_json
 def sound_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command."""
     for option in (
+        click.option("--words", is_flag=True, help="With --json, tell when each word in --audio is said."),
         click.option("--translate", is_flag=True, help="Write down --audio in English."),
         click.option(
             "--language",

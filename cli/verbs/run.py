@@ -108,6 +108,7 @@ def command(
     audio: tuple[Path, ...],
     language: str | None,
     translate: bool,
+    words: bool,
     tools: Path | None,
     as_json: bool,
     quiet: bool,
@@ -139,8 +140,10 @@ def command(
     others = {"--raw": raw, "--chat": chat, "--image": images, "--video": videos, "--tools": tools}
     for name, value in others.items():
         check_exclusive({"--audio": bool(audio), name: bool(value)})
-    if not audio and (translate or language is not None):
-        raise UsageError("--language and --translate need a recording: --audio FILE")
+    if not audio and (translate or words or language is not None):
+        raise UsageError("--language, --translate and --words need a recording: --audio FILE")
+    if words and not as_json:
+        raise UsageError("the times of --words are part of --json; give both")
     shown: tuple[Shown, ...] = (*images, *videos)
     if prompt is None and not audio and (raw or tools is not None or (as_json and not images)):
         raise UsageError(_NO_PROMPT)
@@ -157,7 +160,7 @@ def command(
         given = {name: value for name, value in options.items() if value is not None}
         with LLM(loaded, engine_config=chosen.engine) as llm:
             task = "translate" if translate else "transcribe"
-            write_down(llm, loaded.name, audio, {**given, "task": task}, as_json=as_json)
+            write_down(llm, loaded.name, audio, {**given, "task": task, "words": words}, as_json=as_json)
         return
     params = sampling_params(loaded, sampling)
     alone = bool(images) and loaded.runner.info.encoder_width > 0  # its pictures are all that it reads

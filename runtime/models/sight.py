@@ -80,17 +80,18 @@ def open_tower(
 
     Args:
         folder: the folder.
-        session: runs its ``vision.onnx``.
+        session: runs its ``vision.onnx``; None if only pictures are prepared.
         change: applied to its results.
         text_session: runs its ``text_encoder.onnx``; None if there is none.
 
     Raises:
         PackageError: the file is damaged.
     """
-    processor, rows = read_image_processor(folder / IMAGE_PROCESSOR_FILE), TowerRows(session)
+    processor = read_image_processor(folder / IMAGE_PROCESSOR_FILE)
+    rows = None if session is None else TowerRows(session)
 
     def run(feeds: Mapping[str, npt.NDArray[Any]]) -> States:
-        if rows.needed:
+        if rows is not None and rows.needed:
             feeds = rows.feeds(feeds)
         elif (feeds.get(GROUPS, _NONE) < 0).any():
             raise ProviderRuntimeError("units of different shapes are in one run of a tower for full groups")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...contract import GROUP_ROWS, GROUPS, MERGED_PATCHES, WINDOW_ROWS, WINDOWS
+from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.paged_kv import BEGINS, KEYS, TABLE, VALUES, rows_input, text_rows
 
 Feeds = Mapping[str, npt.NDArray[Any]]
@@ -35,12 +36,19 @@ class TowerRows:
         return bool(self._names)
 
     def feeds(self, feeds: Feeds) -> dict[str, npt.NDArray[Any]]:
-        """Return the inputs of a run."""
+        """Return the inputs of a run.
+
+        Raises:
+            ProviderRuntimeError: a group is not made of whole windows.
+        """
         members = {name: [group[group >= 0] for group in feeds[name]] for name in self._names}
         # Windows are parts of groups, and the patches of a group are in order of its windows.
         order = np.concatenate(members[self._names[-1]])
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
+        if any(np.ptp(places[group]) >= len(group) for groups in members.values() for group in groups):
+            raise ProviderRuntimeError("the patches of a group do not lie one behind the other")
+        moved = (np.diff(order) != 1).any()
         block = next(iter(self._caches.values()))[1]
         made, blocks = dict[str, npt.NDArray[Any]](), 0
         for name, groups in members.items():
@@ -51,5 +59,5 @@ class TowerRows:
             if name == MERGED_PATCHES:
                 made[name] = places[array]
             elif name in self._kept:
-                made[name] = array[order] if len(self._names) > 1 else array
+                made[name] = array[order] if moved else array
         return made | {name: np.empty((blocks, *shape), np.uint8) for name, shape in self._caches.items()}

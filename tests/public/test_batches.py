@@ -27,7 +27,9 @@ def answer_of(result: dict[str, Any]) -> str:
     ],
 )
 def test_each_answer_has_the_id_of_its_line(source: str, tmp_path: Path) -> None:
-    lines = [{"custom_id": f"c{n}", "body": {"prompt": f"p{n}" * (n % 7 + 1)}} for n in range(60)]
+    lines: list[dict[str, Any]] = [
+        {"custom_id": f"c{n}", "body": {"prompt": f"p{n}" * (n % 7 + 1)}} for n in range(60)
+    ]
     output = tmp_path / "out.jsonl"
     run(spec(write_lines(tmp_path / "in.jsonl", reversed(lines)), output), tmp_path)
     results = {result["custom_id"]: result for result in read_lines(output)}

@@ -42,7 +42,12 @@ from ..paged_kv import (
 from .native_attention import DOMAIN, OPERATOR
 
 _MASK = 3
-_ROWS = {BEGINS: ["groups_and_one"], PAST: ["groups"], TABLE: ["groups", "blocks"], AHEAD: ["patches"]}
+_ROWS: dict[str, list[int | str]] = {
+    BEGINS: ["groups_and_one"],
+    PAST: ["groups"],
+    TABLE: ["groups", "blocks"],
+    AHEAD: ["patches"],
+}
 
 
 class PatchRowsPass(GraphPass):
@@ -119,7 +124,7 @@ class PatchRowsPass(GraphPass):
     def _caches(self, graph: ir.Graph, heads: int, size: int) -> list[ir.Value]:
         """Return the inputs for keys and values, which all layers share."""
         row = row_bytes(size, self._cache_type)
-        shape = ["blocks", heads, BLOCK_SIZE, row]
+        shape: list[int | str] = ["blocks", heads, BLOCK_SIZE, row]
         return [
             _input(graph, text_cache(name, heads, row), ir.DataType.UINT8, shape) for name in (KEYS, VALUES)
         ]
@@ -166,7 +171,8 @@ def _turned(
 ) -> ir.Value | None:
     """Return what a 2-D rope was applied to; None if there is none that the kernel applies."""
     squeeze = None if value is None else value.producer()
-    node = None if squeeze is None or squeeze.op_type != "Squeeze" else squeeze.inputs[0].producer()
+    whole = None if squeeze is None or squeeze.op_type != "Squeeze" else squeeze.inputs[0]
+    node = None if whole is None else whole.producer()
     if node is None or node.op_type != "RotaryEmbedding" or cos is None or sin is None:
         return None
     plain = not int_attribute(node, "interleaved", 0) and not int_attribute(node, "rotary_embedding_dim", 0)

@@ -14,6 +14,7 @@ from ..chain.chain_pass import ChainPass
 from ..kernels import Kernels
 from ..older_opset import OlderOpsetPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
+from ..products.padded_products import PaddedProductsPass
 from ..products.quantized_linear import QuantizedLinearPass
 from ..products.silu_and_mul import SiluAndMulPass
 from ..quick_gelu import QuickGeluPass
@@ -30,6 +31,7 @@ def tower_passes(kernels: Kernels, *, int8: bool) -> list[ir.passes.PassBase]:
     """
     passes: list[ir.passes.PassBase] = []
     if int8:
+        passes += [ShapeInferencePass(), PaddedProductsPass(_BLOCK)]
         passes += QuantizationRecipe("int8-fast", block_size=_BLOCK).passes()[0]
         passes += [ShapeInferencePass(), PatchRowsPass("int8"), ShapeInferencePass()]
         passes += [MergeProjectionsPass(), QuantizedLinearPass(kernels.stored_tiles), PackedQKVPass()]

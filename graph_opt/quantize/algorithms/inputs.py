@@ -53,9 +53,10 @@ class Inputs:
         """The upper Cholesky factor U of the inverse of the damped moments H in this order: H^-1 = U^T U.
 
         The factor L of H with rows and columns in reverse order gives U: the inverse of L, reversed again.
+        float32 suffices: the damping is far above the rounding of the largest eigenvalue.
         """
         reverse = self.order[::-1]
-        lower = np.linalg.cholesky(self.damped[np.ix_(reverse, reverse)].astype(np.float64))
+        lower = np.linalg.cholesky(self.damped[np.ix_(reverse, reverse)])
         return np.ascontiguousarray(_inverse_of_lower(lower)[::-1, ::-1], np.float32)
 
     def compensated(self, weight: Floats) -> Floats:

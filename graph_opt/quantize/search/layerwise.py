@@ -91,7 +91,7 @@ def calibrate_stages(
     read = placed(_affordable(windows, route), context_length)
     shapes = {str(value.name): tuple(value.shape or ()) for value in model.graph.inputs}
     fed = [fresh_sequence(shapes, tokens, start) for tokens, start in read]
-    replaced, floats = dict(substitutes or {}), dict[str, Floats]()
+    replaced, floats = dict(substitutes or {}), _Contents(())
     with scratch_folder() as folder:
         waiting = Waiting(folder, max_bytes, _DRIFT_EVERY)
         for number, source in enumerate(route.sources):
@@ -103,11 +103,22 @@ def calibrate_stages(
             moments, drift = _advance(segment, fed, waiting, floats, replaced, str(source.name))
             for name in segment.weights:
                 replaced.pop(name, None)
-            weights = route.weights[source]
-            floats = {str(value.name): _floats(value.const_value, str(value.name)) for value in weights}
-            replaced |= replace(Stage(source, weights, moments, drift, floats))
+            floats = _Contents(route.weights[source])
+            replaced |= replace(Stage(source, route.weights[source], moments, drift, floats))
             if progress is not None:
                 progress(number + 1, len(route.sources), str(source.name))
+
+
+class _Contents(dict[str, Floats]):
+    """The contents of weights by name, read at their first use and kept for the stage that follows."""
+
+    def __init__(self, weights: Sequence[ir.Value]) -> None:
+        super().__init__()
+        self._tensors = {str(value.name): value.const_value for value in weights}
+
+    def __missing__(self, name: str) -> Floats:
+        self[name] = content = _floats(self._tensors[name], name)
+        return content
 
 
 class _Route:
@@ -251,9 +262,8 @@ class _Mean:
 
     def add(self, products: Floats, rows: int) -> None:
         """Add the sum of the outer products of so many rows."""
-        self.total, self.count = products if self.total.ndim == 0 else self.total, self.count + rows
-        if self.total is not products:
-            self.total += products
+        self.total = self.total + products
+        self.count += rows
 
     def value(self) -> Floats:
         """Return the mean."""

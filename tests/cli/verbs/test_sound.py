@@ -56,6 +56,11 @@ def test_a_recording_is_written_down(checkpoint: Path, recording: Path) -> None:
     assert [each["text"] for each in several] == [expected.text] * 2
     assert [each["start"] for each in several[0]["segments"]] == [each.start for each in expected.segments]
     assert several[0]["file"] == str(recording)
+    assert not any(each["words"] for each in several[0]["segments"])
+    timed = json.loads(run("run", checkpoint, *options, "--words", "--json").output)
+    assert ["".join(word["text"] for word in each["words"]) for each in timed["segments"]] == [
+        each["text"] for each in timed["segments"]
+    ]
     translated = run("run", checkpoint, "one", "--audio", recording, "--language", "German", "--translate")
     assert translated.output.strip() == english.text
 
@@ -64,8 +69,9 @@ def test_a_recording_is_written_down(checkpoint: Path, recording: Path) -> None:
     ("args", "message"),
     [
         (("--audio", "nowhere.wav"), "nowhere.wav"),
-        (("--language", "de"), "--language and --translate need a recording"),
-        (("--translate",), "--language and --translate need a recording"),
+        (("--language", "de"), "--language, --translate and --words need a recording"),
+        (("--translate",), "--language, --translate and --words need a recording"),
+        (("--words", "--json"), "--language, --translate and --words need a recording"),
     ],
 )
 def test_options_that_do_not_fit(checkpoint: Path, args: tuple[str, ...], message: str) -> None:
@@ -74,6 +80,8 @@ def test_options_that_do_not_fit(checkpoint: Path, args: tuple[str, ...], messag
 
 def test_options_of_conversations_exclude_recordings(checkpoint: Path, recording: Path) -> None:
     assert "--audio excludes --raw" in run("run", checkpoint, "--audio", recording, "--raw", code=2).output
+    plain = run("run", checkpoint, "--audio", recording, "--words", code=2).output
+    assert "the times of --words are part of --json" in plain
 
 
 def test_models_and_files_that_do_not_fit(checkpoint: Path, tmp_path: Path, recording: Path) -> None:

@@ -17,6 +17,7 @@ from tiny_florence import BEGIN, END, write_florence
 from carryall import LLM, SamplingParams
 from carryall.errors import InvalidSamplingError, RequestError
 from carryall.exporter.export import export_package
+from carryall.exporter.vision.florence2 import Processor
 from carryall.runtime.text.parsers.locations import Places
 from carryall.runtime.types.structured_output import StructuredOutput
 
@@ -79,6 +80,7 @@ def test_the_checkpoint_states_how_its_answers_are_drawn(llm: LLM) -> None:
 
 def test_usage_counts_what_the_encoder_reads(llm: LLM) -> None:
     prompt, seen = llm.render_chat(asking("<CAPTION>")), llm.requests.sight._encoder
+    assert isinstance(seen.processor, Processor)
     question = seen.geometry.question(seen.processor, "<CAPTION>")
     words = llm.requests.encode(question, add_special_tokens=False)
     assert prompt.encoder is not None

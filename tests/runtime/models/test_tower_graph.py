@@ -138,6 +138,17 @@ def test_int8_multiplies_all_weights_in_8_bits(wide: Path) -> None:
 
 
 @needs_kernels
+def test_groups_that_are_not_made_of_windows_are_refused(tmp_path: Path) -> None:
+    carryall.export(write_vlm(tmp_path / "checkpoint", "qwen2_5_vl"), tmp_path / "package")
+    model = lowered(tmp_path / "package", tower="int8")
+    encoder = open_tower(tmp_path / "package", get_provider("cpu").session(model, resolved()))
+    feeds = feeds_of(tmp_path / "package")[0]
+    assert np.isfinite(encoder._run(feeds)).all()
+    with pytest.raises(ProviderRuntimeError, match="do not lie one behind the other"):
+        encoder._run({**feeds, GROUPS: feeds[GROUPS].reshape(-1, 2).T})
+
+
+@needs_kernels
 @pytest.mark.parametrize(("quantized", "kernels", "form"), [
     (True, "carryall", "int8"), (False, "carryall", "float32"), (True, "onnxruntime", "float32")
 ])  # fmt: skip

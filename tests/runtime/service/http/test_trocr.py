@@ -42,12 +42,8 @@ def test_fields_of_a_page_are_json(tmp_path: Path) -> None:
         "response_format": {"type": "json_object"},
     }
     served = load_served_model(str(folder), warm_up=True, max_slots=2)
-    seen = served.llm.requests.sight
-    rows = len(
-        seen.encoded(
-            [{"role": "user", "content": [{"type": "image", "image": pictures()[1]}]}], list
-        ).output.states
-    )
+    message = {"role": "user", "content": [{"type": "image", "image": pictures()[1]}]}
+    rows = len(served.llm.requests.sight.encoded([message], lambda text: []).output.states)
 
     async def ask() -> list[Any]:
         async with http_serving(served.llm) as service:
