@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +223,7 @@ def test_chunks_that_were_read_ahead_in_vain_are_dropped() -> None:
     filled(store).close()
     tier = StoreTier(store, SECRET, lambda: 5.0)
     assert tier.get(KEYS[0], KEYS[1:3]) is not None
+    assert wait(tier._reads._ahead.values(), 10).not_done == set()
     store.contents.clear()
     assert tier.get(KEYS[2]) is not None  # it was read
     assert tier.get(KEYS[0], KEYS[1:3]) is None
