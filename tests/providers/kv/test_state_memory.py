@@ -12,6 +12,7 @@ from carryall.providers.base import Row
 from carryall.providers.kv.state_memory import StateMemory
 
 SLOTS, LENGTH = 3, 12
+PRIME = 65_521  # sums below it are exact in float32
 
 
 def row(slot: int, text: list[int], start: int, checkpoints: list[int] | None = None) -> Row:
@@ -22,14 +23,14 @@ def run(memory: StateMemory, step: Row) -> None:
     """Let the state sum up the text: a polynomial of its tokens, different for every order."""
     place = memory.begin(step)
     for token in step.tokens.tolist():
-        memory.arrays["s"][place] = memory.arrays["s"][place] * 3 + token + 1
+        memory.arrays["s"][place] = (memory.arrays["s"][place] * 3 + token + 1) % PRIME
     memory.end(step, place)
 
 
 def summed(text: list[int]) -> float:
     total = 0.0
     for token in text:
-        total = total * 3 + token + 1
+        total = (total * 3 + token + 1) % PRIME
     return total
 
 
