@@ -39,9 +39,6 @@ class Measurements(Protocol):
     def plan(self, forms: WeightFormats, bits: float | None, max_kl: float | None) -> FormatPlan:
         """Mix int4, int8 and float weights for a budget of ``bits`` per weight, or of ``max_kl`` nats."""
 
-    def sensitive(self) -> list[str]:
-        """Return the weights that get 8 bits where the others get 4, without running the model."""
-
     def promoted(self, forms: WeightFormats, share: float) -> FormatPlan:
         """Choose 8 bits for the most sensitive kinds of layers within ``share`` of additional bits."""
 

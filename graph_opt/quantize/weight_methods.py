@@ -39,7 +39,7 @@ EMBEDDING_BITS = {"int4": 4, "int8": 8, FLOAT: 32}
 class WeightOnlyMethod(Method):
     """Weight-only quantization to ``bits`` bits; the other fields are defaults of the recipe's settings.
 
-    With ``mixed``, and unless the recipe asks
+    ``outliers`` is the default of both ``rotate`` and ``smooth``. With ``mixed``, and unless the recipe asks
     for a mix of its own, the weights of ``sensitive_weights`` get 8 bits.
     """
 
@@ -50,8 +50,8 @@ class WeightOnlyMethod(Method):
     algorithm: str
     block_size: int = 32
     embedding: str = "int8"
-    rotates: bool = False
-    smooths: bool = False
+    outliers: bool = False
+    promote: float = 0.0
     mixed: bool = False
 
     settings: frozenset[str] = _SETTINGS
@@ -80,10 +80,6 @@ class WeightOnlyMethod(Method):
     def passes(self, recipe: QuantizationRecipe, measured: Measurements | None) -> Made:
         forms, algorithm = self.forms(recipe), recipe.algorithm or self.algorithm
         rotate, smooth = self._rotates(recipe), self._smooths(recipe)
-        mixed = self._mixes(recipe)
-        if mixed and algorithm in CALIBRATED:
-            wide = {name: forms.form.wide() for name in self.measurements(measured).sensitive()}
-            forms = dataclasses.replace(forms, overrides={**wide, **forms.overrides})
         before: list[GraphPass] = [RotatePass()] if rotate else []
         if smooth:
             before.append(SmoothQuantPass(self.measurements(measured).smoothing(norms=False)))
@@ -96,6 +92,7 @@ class WeightOnlyMethod(Method):
         if plan is not None:
             forms = dataclasses.replace(forms, overrides={**forms.overrides, **plan.overrides})
             record["mixed"] = plan.record()
+        mixed = self._mixes(recipe)
         if mixed:
             record["mixed"] = {"int8": "keys, values and outlying feed-forward outputs"}
         calibrated = None
@@ -110,26 +107,29 @@ class WeightOnlyMethod(Method):
             float_embedding=forms.float_embedding,
             quantizer=_quantizer(algorithm if algorithm in UNCALIBRATED else "rtn", measured),
             calibrated=calibrated,
-            promote=sensitive_weights if mixed and calibrated is None else None,
+            promote=sensitive_weights if mixed else None,
         )
         return [*before, quantizer], record
 
     def _rotates(self, recipe: QuantizationRecipe) -> bool:
-        return self.rotates if recipe.rotate is None else recipe.rotate
+        return self.outliers if recipe.rotate is None else recipe.rotate
 
     def _smooths(self, recipe: QuantizationRecipe) -> bool:
-        return self.smooths if recipe.smooth is None else recipe.smooth
+        return self.outliers if recipe.smooth is None else recipe.smooth
 
     def _promote(self, recipe: QuantizationRecipe) -> float:
         if recipe.budget is not None or recipe.max_kl is not None:
             return 0.0
-        return recipe.promote or 0.0
+        return self.promote if recipe.promote is None else recipe.promote
 
     def _mixes(self, recipe: QuantizationRecipe) -> bool:
-        """Return whether the most sensitive weights get 8 bits without a measurement."""
-        return self.mixed and all(
-            setting is None for setting in (recipe.promote, recipe.budget, recipe.max_kl)
-        )
+        """Return whether the most sensitive weights get 8 bits without a measurement.
+
+        Algorithms that read a text round every layer to the formats that its measurements were made for.
+        """
+        asked = (recipe.promote, recipe.budget, recipe.max_kl)
+        calibrated = (recipe.algorithm or self.algorithm) in CALIBRATED
+        return self.mixed and not calibrated and all(setting is None for setting in asked)
 
     def _plan(
         self, recipe: QuantizationRecipe, forms: WeightFormats, measured: Measurements | None
@@ -159,12 +159,12 @@ def _embedding_bits(forms: WeightFormats) -> int:
 
 INT4 = WeightOnlyMethod(
     name="int4",
-    summary="4-bit weights rounded on a calibration text, a few kinds of layers in 8 bits",
+    summary="4-bit weights rounded on a calibration text, the most sensitive layers in 8 bits",
     bits=4,
     symmetric=False,
     algorithm="awq+gptq",
-    rotates=True,
-    mixed=True,
+    outliers=True,
+    promote=0.12,
     settings=_SETTINGS | {"promote"},
 )
 INT4_FAST = WeightOnlyMethod(
@@ -182,8 +182,7 @@ INT8 = WeightOnlyMethod(
     bits=8,
     symmetric=False,
     algorithm="awq+gptq",
-    rotates=True,
-    smooths=True,
+    outliers=True,
 )
 INT8_FAST = WeightOnlyMethod(
     name="int8-fast",

@@ -28,7 +28,6 @@ from ...graph_opt.quantize.formats.weight_only import WeightFormats
 from ...graph_opt.quantize.search.budget import FormatPlan, choices, promote, spend_bits, spend_divergence
 from ...graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ...graph_opt.quantize.search.half_range import largest_magnitudes, too_large
-from ...graph_opt.quantize.search.outliers import sensitive_weights
 from ...graph_opt.quantize.search.ranges import input_histograms
 from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
 from ...graph_opt.quantize.search.weight_inputs import WeightInputs
@@ -39,6 +38,7 @@ from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 
+LAYER_TOKENS = 16384  # AWQ and GPTQ estimate second moments, which needs many more tokens than channels
 _PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # windows, and tokens of each, that measure the sensitivity of weights
 
 
@@ -131,9 +131,6 @@ class FloatModel:
             return spend_bits(found, bits)
         return spend_divergence(found, max_kl or 0.0, runner.divergence)
 
-    def sensitive(self) -> list[str]:
-        return [str(value.name) for value in sensitive_weights(self._model.graph)]
-
     def promoted(self, forms: WeightFormats, share: float) -> FormatPlan:
         return promote(self._weight_inputs(forms), share, phase(self._progress, "measure"))
 
@@ -144,7 +141,7 @@ class FloatModel:
             self._model,
             CALIBRATED[algorithm],
             forms,
-            self._windows,
+            self._read(self._tokens or LAYER_TOKENS),
             folder,
             context_length=self._context_length,
             arithmetic=native_arithmetic(),

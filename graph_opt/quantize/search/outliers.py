@@ -41,10 +41,10 @@ def peak(tensor: ir.TensorProtocol) -> float:
 def sensitive_weights(graph: ir.Graph, peak_of: Peak = peak) -> list[ir.Value]:
     """Return the weights that should keep 8 bits where the others get 4.
 
-    Keys and values of grouped heads; the first and the last feed-forward layer; and of the outputs of all of
-    them a quarter, those with the greatest peaks besides both ends. The experts of a mixture are one such
-    layer, since kernels compute them together where they have one form. The number of weights of a decoder
-    does not depend on their content.
+    Keys and values of grouped heads; of feed-forward outputs a quarter, the first, the last, and those with
+    the greatest peaks; and the whole first and last feed-forward layer, where they are less than a quarter of
+    all. The experts of a mixture are one such layer, since kernels compute them together where they have one
+    form. The number of weights of a decoder does not depend on their content.
 
     Args:
         graph: a portable float graph.
@@ -52,7 +52,8 @@ def sensitive_weights(graph: ir.Graph, peak_of: Peak = peak) -> list[ir.Value]:
     """
     outputs = _outputs(graph)
     chosen = (source for sources in _outlying(outputs, peak_of) for source in sources)
-    ends = (source for sources in (*outputs[:1], *outputs[-1:]) for source in _inputs_of_layer(sources))
+    both = (outputs[0], outputs[-1]) if len(outputs) > _SHARE * _ENDS else ()
+    ends = (source for sources in both for source in _inputs_of_layer(sources))
     return [*dict.fromkeys([*_keys_and_values(graph), *ends, *chosen])]
 
 

@@ -21,7 +21,6 @@ from carryall.exporter.demo import CALIBRATION_TEXT, demo_path
 from carryall.exporter.package import Package
 from carryall.graph_opt.quantize.methods import METHODS
 from carryall.graph_opt.quantize.recipe import QuantizationRecipe
-from carryall.graph_opt.quantize.search.outliers import sensitive_weights
 from carryall.graph_opt.quantize.weight_methods import WeightOnlyMethod
 from carryall.options import declared
 from carryall.providers.native.library import find_library
@@ -180,32 +179,12 @@ def test_the_record_says_if_the_rotation_was_refused(family: str, done: bool, tm
 
 
 @pytest.mark.long
-def test_the_default_rotates_and_keeps_sensitive_weights_in_8_bits(
+def test_the_default_rotates_smooths_and_widens_the_most_sensitive_layers(
     tiny_package: Path, tmp_path: Path
 ) -> None:
     out, text = tmp_path / "out", tmp_path / "text.txt"
     text.write_text(CALIBRATION_TEXT.read_text()[20000:30000])
-    expected = {str(value.name) for value in sensitive_weights(Package.open(tiny_package).load().graph)}
-    result = run("quantize", tiny_package, out, "--calibration", text)
-    assert result.exit_code == 0, result.output
-    package = Package.open(out)
-    assert package.record.quantization is not None
-    assert package.record.quantization["rotate"]
-    assert "smooth" not in package.record.quantization
-    weights = package.load().graph.initializers
-    projections = [name.removesuffix(".values") for name in weights if name.endswith("_proj.weight.values")]
-    wide = {name for name in projections if weights[f"{name}.values"].dtype == ir.DataType.INT8}
-    assert wide == expected
-    assert len(wide) < len(projections)
-
-
-@pytest.mark.long
-def test_a_promotion_widens_all_layers_of_the_most_sensitive_kinds(
-    tiny_package: Path, tmp_path: Path
-) -> None:
-    out, text = tmp_path / "out", tmp_path / "text.txt"
-    text.write_text(CALIBRATION_TEXT.read_text()[20000:30000])
-    result = run("quantize", tiny_package, out, "--calibration", text, "--promote", 0.3, "--smooth")
+    result = run("quantize", tiny_package, out, "--calibration", text, "--promote", 0.3)
     assert result.exit_code == 0, result.output
     package = Package.open(out)
     assert package.record.quantization is not None
@@ -334,10 +313,10 @@ def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) 
 def test_the_help_states_the_defaults_of_the_method(method: str) -> None:
     made = METHODS[method]
     assert isinstance(made, WeightOnlyMethod)
+    yes_or_no = "yes" if made.outliers else "no"
     assert stated_default("algorithm", method) == made.algorithm
     assert stated_default("symmetric", method) == ("symmetric" if made.symmetric else "asymmetric")
-    assert stated_default("rotate", method) == ("yes" if made.rotates else "no")
-    assert stated_default("smooth", method) == ("yes" if made.smooths else "no")
+    assert stated_default("rotate", method) == stated_default("smooth", method) == yes_or_no
 
 
 def stated_default(setting: str, method: str) -> str:
