@@ -9,7 +9,6 @@ levels then have no zero points, which means 0. Scales and minima that fit a 16-
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -18,7 +17,7 @@ import onnx_ir as ir
 
 from ..graph_opt.graph.half_scales import Widened
 from ..graph_opt.graph.lazy import STORED, SharedComputation, lazy, pack_nibbles
-from ..storage.stored_tensor import Array, Packed, StoredBlocks
+from ..storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows
 from .graph import GraphWriter
 from .weights import shape_through, warn_unless_finite
 
@@ -84,7 +83,7 @@ def _viewed_blocks(stored: StoredBlocks, shape: tuple[int, int], view: View, axi
     (rows,) = stored.parts
     numbers = view(np.broadcast_to(np.arange(shape[0])[:, None], shape))
     order = rows.order[numbers[0] if axis == 0 else numbers[:, 0]]
-    return StoredBlocks(stored.type_name, (dataclasses.replace(rows, order=order),))
+    return StoredBlocks(stored.type_name, (StoredRows(rows.row_bytes, order, rows.read),))
 
 
 def _stored_arrays(packed: Packed, view: View, axis: int, name: str) -> tuple[Array, ...]:

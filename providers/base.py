@@ -25,7 +25,6 @@ from .kv_groups import EncoderKV, KVGroups, StateKV
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from ..graph_opt.lower.kernels import TilePacker
     from .placement import Placement
 
 
@@ -525,10 +524,6 @@ class Provider(abc.ABC):
     def takes_stacks(self, config: RunnerConfig) -> bool:
         """Return whether ``passes`` lower experts in stacks, ``contract.EXPERT_STACKS``."""
         return False
-
-    def stored_packer(self, config: RunnerConfig) -> TilePacker | None:
-        """Return the routine that packs blocks of GGUF files for ``passes``, None if there is none."""
-        return None
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase] | None:
         """Return the passes for graphs whose attention no kernel computes in place, None if there are none.

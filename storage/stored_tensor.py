@@ -37,11 +37,6 @@ class BlockParts(Protocol):
         """[out, in / block_size]."""
 
 
-def no_tiles(order: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
-    """Return no tiles: none were packed ahead."""
-    return []
-
-
 @dataclass(frozen=True, slots=True)
 class StoredRows:
     """Some rows of a matrix of blocks in a file.
@@ -50,14 +45,11 @@ class StoredRows:
         row_bytes: the bytes of a row.
         order: int64 [out], the row in the file of each row of the matrix.
         read: returns uint8 [count, row_bytes], rows of the file from the first on; both are its arguments.
-        take_tiles: returns, once, the kernel's tiles of the first rows of an order, uint8 [tiles, bytes], if
-            these were packed ahead.
     """
 
     row_bytes: int
     order: npt.NDArray[np.int64]
     read: Callable[[int, int], npt.NDArray[np.uint8]]
-    take_tiles: Callable[[npt.NDArray[np.int64]], list[npt.NDArray[np.uint8]]] = no_tiles
 
 
 @dataclass(frozen=True, slots=True)

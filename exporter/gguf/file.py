@@ -17,15 +17,7 @@ import numpy.typing as npt
 
 from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
 from ...storage.file_identity import OpenFile
-from ...storage.stored_tensor import (
-    Array,
-    Packed,
-    StoredBlocks,
-    StoredRows,
-    StoredStack,
-    StoredTensor,
-    no_tiles,
-)
+from ...storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows, StoredStack, StoredTensor
 from .architecture import Architecture, Join, architecture, tensor_name
 from .blocks import LAYOUTS, decode, take_apart
 from .config import config_of
@@ -95,17 +87,6 @@ class GgufFile:
     def main_type(self) -> str:
         """The type of most bytes, such as ``Q4_K`` or ``F16``."""
         return max(self._bytes, key=lambda name: self._bytes[name], default="")
-
-    @property
-    def matrices(self) -> list[GgufTensor]:
-        """The matrices of blocks that are in no stack, as they follow each other in the files."""
-        stacked = {name for stack in self.stacks.values() for name in stack.matrices}
-        found = [
-            tensor
-            for name, tensor in self.tensors.items()
-            if name not in stacked and isinstance(tensor, GgufTensor) and tensor.packed is not None
-        ]
-        return sorted(found, key=lambda tensor: (self.paths.index(tensor.path), tensor.place))
 
     def _add(self, data: OpenFile, info: TensorInfo) -> None:
         self._bytes[info.type_name] += info.size
@@ -262,7 +243,6 @@ class GgufTensor:
         self.stored_name = info.name
         self._data, self._info, self._order, self._offset = data, info, order, np.float32(offset)
         self._change = change
-        self.take_tiles: Callable[[npt.NDArray[np.int64]], list[npt.NDArray[np.uint8]]] = no_tiles
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -292,50 +272,18 @@ class GgufTensor:
             self._info.type_name,
             LAYOUTS[self._info.type_name].bits,
             (count, outputs, inputs),
-            self.row_bytes,
+            self._row_bytes,
             self._read_rows,
             tuple(matrices),
             lambda: self.read(lambda array: array),
         )
 
-    @property
-    def order(self) -> npt.NDArray[np.int64]:
-        """The row in the file of each row of a matrix, int64 [out]."""
-        return np.arange(self.shape[0]) if self._order is None else self._order.astype(np.int64)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The first byte in the file, and the number of bytes."""
-        return self._info.begin, self._info.size
-
-    @property
-    def type_name(self) -> str:
-        """GGML's type, such as ``Q4_K``."""
-        return self._info.type_name
-
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of a row."""
-        return self._info.size * self._info.shape[-1] // math.prod(self._info.shape)
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the file has the rows of a matrix in their order."""
-        return self._order is None
-
-    def read_from(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
-        """Return bytes ``begin`` to ``end`` of its file, uint8 [bytes].
-
-        Raises:
-            CheckpointError: the file cannot be read, or was changed.
-        """
-        return self._data.read(begin, end - begin)
-
     def _stored_rows(self) -> StoredRows:
-        return StoredRows(self.row_bytes, self.order, self._read_rows, lambda order: self.take_tiles(order))
+        order = np.arange(self.shape[0]) if self._order is None else self._order
+        return StoredRows(self._row_bytes, order.astype(np.int64), self._read_rows)
 
     def _read_rows(self, first: int, count: int) -> npt.NDArray[np.uint8]:
-        width = self.row_bytes
+        width = self._row_bytes
         return self._data.read(self._info.begin + first * width, count * width).reshape(count, width)
 
     @property
@@ -355,9 +303,13 @@ class GgufTensor:
         array = array if self._change is None else self._change(array)
         return np.ascontiguousarray(view(array - self._offset if self._offset else array), np.float32)
 
+    @property
+    def _row_bytes(self) -> int:
+        return self._info.size * self._info.shape[-1] // math.prod(self._info.shape)
+
     def _rows(self) -> npt.NDArray[np.uint8]:
         """Return the bytes of the blocks [rows, bytes per row], with rows in Hugging Face's order."""
-        rows = _array(self._data, self._info, np.uint8).reshape(-1, self.row_bytes)
+        rows = _array(self._data, self._info, np.uint8).reshape(-1, self._row_bytes)
         return rows if self._order is None else rows[self._order]
 
 

@@ -27,23 +27,8 @@ class StoredForm:
     offsets: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMatrix:
-    """A matrix in the blocks of a GGUF file.
-
-    Args:
-        form: the form of its blocks.
-        parts: its rows, uint8 [outputs, bytes in the file], from top to bottom.
-        inputs: the weights of a row.
-    """
-
-    form: StoredForm
-    parts: Sequence[npt.NDArray[np.uint8]]
-    inputs: int
-
-
-# Writes matrices as tiles, uint8 [tiles, bytes].
-TilePacker = Callable[[Sequence[StoredMatrix]], list[npt.NDArray[np.uint8]]]
+# Writes rows [outputs, bytes in the file] of a form, with so many inputs each, as tiles [tiles, bytes].
+TilePacker = Callable[[StoredForm, Sequence[npt.NDArray[np.uint8]], int], npt.NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ def load(path: Path) -> ctypes.CDLL:
             function.restype = ctypes.c_int64
             function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, *[ctypes.c_int64] * 2]
         functions.carryall_pack_stored.restype = ctypes.c_int64
-        functions.carryall_pack_stored.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        functions.carryall_pack_stored.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 8, ctypes.c_void_p]
     except (OSError, AttributeError) as error:
         raise ProviderUnavailableError(f"{path} cannot be loaded: {error}; {BUILD} again") from error
     return functions

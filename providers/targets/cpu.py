@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...contract import SEQLENS_K
 from ...errors import CarryallWarning, ProviderUnavailableError, UsageError
-from ...graph_opt.lower.kernels import CPU, Kernels, TilePacker
+from ...graph_opt.lower.kernels import CPU, Kernels
 from ...options import Checked
 from ...records import dataclass
 from ..base import Runner, RunnerConfig
@@ -117,10 +117,6 @@ class CpuProvider(OrtProvider):
         """Return whether carryall's kernels compute with the blocks of GGUF files."""
         options = self._slot_options(config)
         return options.paged and options.fused_experts and options.kernels.stored_tiles is not None
-
-    def stored_packer(self, config: RunnerConfig) -> TilePacker | None:
-        """Return that of carryall's kernels, if they are chosen."""
-        return self.kernels_for(self.checked_options(config.options)).stored_tiles
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes``."""

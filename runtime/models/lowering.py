@@ -109,7 +109,7 @@ def lowered_model(
     def build(folder: Path) -> None:
         from .lowered_graph import build_lowered
 
-        with files.unchanged(), collector_paused(), files.packed_ahead(provider.stored_packer(config)):
+        with files.unchanged(), collector_paused():
             build_lowered(files, folder, provider, config, changes, progress)
 
     about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}

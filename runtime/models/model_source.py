@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,6 @@ from ...exporter.image_processor import has_processor, has_tower
 from ...exporter.package import COPIED_FILES, Package, external_tensors, fingerprint
 from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
-from ...providers.host import machine
 from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder
 from ...storage.file_identity import identity_of
@@ -34,10 +33,6 @@ from .find import find_model, side_folder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-    from ...graph_opt.lower.kernels import TilePacker
-
-_MOST_AHEAD = 1 << 30  # bytes of tiles that wait in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +216,6 @@ class SourceModel:
     def _weight_files(self) -> dict[str, Any]:
         return {"files": sorted({str(tensor.location) for tensor in external_tensors(self.graph)})}
 
-    def packed_ahead(self, pack: TilePacker | None) -> AbstractContextManager[object]:
-        """Return a context in which weights may be packed, in a thread, before they are asked for.
-
-        Args:
-            pack: the target's routine for blocks of GGUF files, None if it has none.
-        """
-        return nullcontext()
-
     @property
     def canonical(self) -> bool:
         """Whether the exporter builds the graph now, in the form of lowerings; a file may be anything."""
@@ -377,13 +364,6 @@ class GgufModel(InPlaceModel):
 
         stacks = self.opened().stacks
         return {name: stack for name, stack in stacks.items() if stack.type_name in FORMS}
-
-    def packed_ahead(self, pack: TilePacker | None) -> AbstractContextManager[object]:
-        if pack is None:
-            return nullcontext()
-        from .tiles_ahead import TilesAhead
-
-        return TilesAhead(self.opened().matrices, pack, min(_MOST_AHEAD, machine.memory()[1] // 4))
 
     def export(self) -> Package:
         return exported_package(self.model_path)

@@ -1,7 +1,7 @@
 """Tiles of weights that keep the blocks of a GGUF file: as many bytes as in the file, and the same values.
 
 The layout is described in ``providers/native/sources/layout.h``. The target's own routine packs the tiles, in
-slabs, from rows that are read as they are needed, unless they were packed ahead.
+slabs, from rows that are read as they are needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ....storage.stored_tensor import StoredBlocks, StoredRows, StoredStack
 from ...graph.lazy import SlabTensor
-from ..kernels import StoredForm, StoredMatrix, TilePacker
+from ..kernels import StoredForm, TilePacker
 from .tiles import COLUMNS
 
 Bytes = npt.NDArray[np.uint8]
@@ -64,15 +64,8 @@ def stored_tiles(blocks: StoredBlocks, inputs: int, outputs: int, pack: TilePack
     step = max(1, _SLAB_BYTES // (blocks.parts[0].row_bytes * COLUMNS)) * COLUMNS
 
     def slabs() -> Iterator[Bytes]:
-        whole = all(len(part.order) % COLUMNS == 0 for part in blocks.parts[:-1])
-        for parts in [[part] for part in blocks.parts] if whole else [blocks.parts]:
-            rows, done = sum(len(part.order) for part in parts), 0
-            for tiles in parts[0].take_tiles(parts[0].order) if whole else []:
-                yield tiles
-                done += len(tiles) * COLUMNS
-            for first in range(done, rows, step):
-                some = list(_rows(parts, first, min(step, rows - first)))
-                yield from pack([StoredMatrix(form, some, inputs)])
+        for first in range(0, outputs, step):
+            yield pack(form, list(_rows(blocks.parts, first, min(step, outputs - first))), inputs)
 
     return SlabTensor(slabs, (-(-outputs // COLUMNS), stored_tile_bytes(form, inputs)))
 
@@ -93,8 +86,7 @@ def stacked_tiles(stacks: Sequence[StoredStack], pack: TilePacker) -> SlabTensor
             some = min(step, count - first)
             read = [stack.rows(first * outputs, some * outputs) for stack in stacks]
             apart = [rows.reshape(some, outputs, -1) for rows in read]
-            parts = [stack[number] for number in range(some) for stack in apart]
-            yield from pack([StoredMatrix(form, parts, inputs)])
+            yield pack(form, [stack[number] for number in range(some) for stack in apart], inputs)
 
     tiles = len(stacks) * outputs // COLUMNS
     return SlabTensor(slabs, (count, tiles, stored_tile_bytes(form, inputs)))

@@ -83,21 +83,11 @@ CARRYALL_EXPORT int64_t carryall_stored_bytes(int64_t inputs, int64_t bits, int6
   return weights.tile_bytes();
 }
 
-// The addresses of rows in a GGUF file, the sizes of the matrix, and where its tiles are written.
-struct PackCall {
-  const uint8_t* const* rows;
-  int64_t inputs, outputs, bits, block, offsets, group;
-  uint8_t* tiles;
-};
-
-// Packs matrices; returns -1, or the number of the first that has a scale that is no number.
-CARRYALL_EXPORT int64_t carryall_pack_stored(const PackCall* calls, int64_t count) {
-  for (int64_t i = 0; i < count; i++) {
-    const PackCall& c = calls[i];
-    const Weights weights{nullptr, c.inputs, c.outputs, c.bits, c.block, static_cast<Offsets>(c.offsets), c.group};
-    if (pack_stored(weights, c.rows, 0, weights.tiles(), c.tiles) >= 0) return i;
-  }
-  return -1;
+// Packs tiles [first, last) from the addresses of rows in a GGUF file; returns -1, or an output whose scale is no number.
+CARRYALL_EXPORT int64_t carryall_pack_stored(const uint8_t* const* rows, int64_t inputs, int64_t outputs, int64_t bits,
+                                             int64_t block, int64_t offsets, int64_t group, int64_t first, int64_t last,
+                                             uint8_t* tiles) {
+  return pack_stored(Weights{nullptr, inputs, outputs, bits, block, static_cast<Offsets>(offsets), group}, rows, first, last, tiles);
 }
 
 // Writes row `index` of tiles [inputs].

@@ -13,7 +13,7 @@ from gguf.quants import dequantize, quantize
 from quantized_linear_reference import Floats, rounded
 from tiny_gguf import ONE, random_rows
 
-from carryall.graph_opt.lower.kernels import StoredForm, StoredMatrix
+from carryall.graph_opt.lower.kernels import StoredForm
 from carryall.graph_opt.lower.products.stored_tiles import FORMS
 from carryall.providers.native.library import load
 from carryall.providers.native.packing import tile_packer
@@ -62,7 +62,7 @@ class StoredWeight:
 
     def tiles(self) -> Bytes:
         """The weight in the layout of the kernels."""
-        return tile_packer(self.library)([StoredMatrix(self.form, [self.rows], self.inputs)])[0]
+        return tile_packer(self.library)(self.form, [self.rows], self.inputs)
 
     def floats(self) -> Floats:
         """The weights as the gguf package decodes them, [outputs, inputs]."""
