@@ -24,7 +24,7 @@ from ...graph_opt.quantize.algorithms.blockwise import (
 )
 from ...graph_opt.quantize.algorithms.grouped import FACTORS, Scales
 from ...graph_opt.quantize.algorithms.kquant import STEPS
-from ...graph_opt.quantize.algorithms.sweep import Grid
+from ...graph_opt.quantize.algorithms.sweep import SweepScales
 from ...records import dataclass
 from .library import find_library, load
 
@@ -116,7 +116,14 @@ class BlockRounding:
         return Scales(scales, zeros, multiples)
 
     def sweep(
-        self, left: Floats, levels: Floats, grid: Grid, matrix: Floats, form: BlockFormat, *, moves: bool
+        self,
+        left: Floats,
+        levels: Floats,
+        grid: SweepScales,
+        matrix: Floats,
+        form: BlockFormat,
+        *,
+        moves: bool,
     ) -> Floats:
         """Sweep a panel, see ``algorithms.sweep.Panel``; the rows of all arrays must be contiguous.
 

@@ -26,7 +26,7 @@ _FLOAT_BITS = 32  # of KV in a portable graph
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerPlace:
     """A device that can run layers.
 
     Args:
@@ -102,7 +102,7 @@ def placed_layers(files: SourceModel, text: str, config: RunnerConfig) -> str:
     return choice if len(parts) > 1 else parts[0][0]
 
 
-def least_time(places: Sequence[Place], cached: Sequence[bool]) -> list[int] | None:
+def least_time(places: Sequence[LayerPlace], cached: Sequence[bool]) -> list[int] | None:
     """Return the layers at which each place begins, and their number, for the least time of a step.
 
     By dynamic programming over the places and the layers that they and those before them have.
@@ -144,7 +144,7 @@ def _on_host(name: str, config: RunnerConfig) -> bool:
     return get_provider(provider).device_memory(own.options) is None
 
 
-def _place(files: SourceModel, name: str, config: RunnerConfig, sizes: Sequence[int]) -> Place:
+def _place(files: SourceModel, name: str, config: RunnerConfig, sizes: Sequence[int]) -> LayerPlace:
     """Return a place, with the sizes of the model's layers as it would hold them.
 
     Args:
@@ -172,7 +172,7 @@ def _place(files: SourceModel, name: str, config: RunnerConfig, sizes: Sequence[
     weights = [math.ceil(size * held / portable) for size in sizes]
     token = files.facts.sizes.kv_bytes_per_token if files.facts.sizes is not None else 0
     kv = token * max(bits, default=_FLOAT_BITS) // _FLOAT_BITS * (config.context_length or 0)
-    return Place(
+    return LayerPlace(
         name,
         int(free * own.options.get("memory_fraction", _SHARE)),
         bandwidth,

@@ -14,7 +14,7 @@ from .arithmetic import Arithmetic
 from .blockwise import BlockFormat, Floats, Quantized, scaled
 from .grouped import refitted
 from .inputs import Inputs
-from .sweep import Grid, descend, round_in_order
+from .sweep import SweepScales, descend, round_in_order
 
 _COLUMNS = 1024  # columns rounded at a time
 _SWEEPS = 2  # of coordinate descent; more have nearly no effect
@@ -41,7 +41,7 @@ def quantize(weight: Floats, form: BlockFormat, inputs: Inputs, arithmetic: Arit
     def solve(columns: slice) -> tuple[Floats, Floats]:  # which are independent of the others
         target = inputs.compensated(weight[:, columns])
         found = arithmetic.starting_scales(target, form, inputs.importance)
-        grid = Grid(found.scales, found.zero_points, natural[order])
+        grid = SweepScales(found.scales, found.zero_points, natural[order])
         levels = np.empty_like(target)
         levels[order] = round_in_order(target[order], grid, inputs.factor, form, arithmetic.panel)
         grid, pull = grid._replace(blocks=natural), moments @ target

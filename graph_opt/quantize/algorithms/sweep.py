@@ -18,14 +18,14 @@ from .blockwise import BlockFormat, Floats
 PANEL = 128  # inputs
 
 
-class Grid(NamedTuple):
+class SweepScales(NamedTuple):
     """Scales and zero points [blocks, out], and the block of each input in the order of the sweep, [in]."""
 
     scales: Floats
     zero_points: Floats
     blocks: Array
 
-    def part(self, inputs: slice) -> Grid:
+    def part(self, inputs: slice) -> SweepScales:
         """Return the grid of some inputs."""
         return self._replace(blocks=self.blocks[inputs])
 
@@ -34,7 +34,14 @@ class Panel(Protocol):
     """Sweeps a panel: NumPy's ``sweep_panel``, or the machine's own with the same bits."""
 
     def __call__(
-        self, left: Floats, levels: Floats, grid: Grid, matrix: Floats, form: BlockFormat, *, moves: bool
+        self,
+        left: Floats,
+        levels: Floats,
+        grid: SweepScales,
+        matrix: Floats,
+        form: BlockFormat,
+        *,
+        moves: bool,
     ) -> Floats:
         """Set the levels of a panel, subtract its changes from what is left, and return them, [inputs, out].
 
@@ -48,7 +55,9 @@ class Panel(Protocol):
         """
 
 
-def round_in_order(left: Floats, grid: Grid, factor: Floats, form: BlockFormat, panel: Panel) -> Floats:
+def round_in_order(
+    left: Floats, grid: SweepScales, factor: Floats, form: BlockFormat, panel: Panel
+) -> Floats:
     """Return the levels [in, out] of the rows of ``left``, which is overwritten, as GPTQ does.
 
     Args:
@@ -69,7 +78,7 @@ def round_in_order(left: Floats, grid: Grid, factor: Floats, form: BlockFormat, 
 
 
 def descend(
-    slope: Floats, levels: Floats, grid: Grid, moments: Floats, form: BlockFormat, panel: Panel
+    slope: Floats, levels: Floats, grid: SweepScales, moments: Floats, form: BlockFormat, panel: Panel
 ) -> None:
     """Move each level to its best value given all others: cyclic coordinate descent.
 
@@ -92,7 +101,7 @@ def descend(
 
 
 def sweep_panel(
-    left: Floats, levels: Floats, grid: Grid, matrix: Floats, form: BlockFormat, *, moves: bool
+    left: Floats, levels: Floats, grid: SweepScales, matrix: Floats, form: BlockFormat, *, moves: bool
 ) -> Floats:
     """Sweep a panel, as ``Panel`` says."""
     changes = np.empty_like(left)

@@ -18,7 +18,7 @@ from carryall.graph_opt.quantize.algorithms.arithmetic import Arithmetic
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats, Quantized, Quantizer
 from carryall.graph_opt.quantize.algorithms.grouped import starting_scales
 from carryall.graph_opt.quantize.algorithms.inputs import Inputs
-from carryall.graph_opt.quantize.algorithms.sweep import Grid, sweep_panel
+from carryall.graph_opt.quantize.algorithms.sweep import SweepScales, sweep_panel
 from carryall.graph_opt.quantize.weight_methods import UNCALIBRATED
 from carryall.providers.native import rounding
 from carryall.providers.native.rounding import BlockRounding
@@ -104,7 +104,7 @@ def test_a_sweep_gives_the_bits_of_numpy(
     scales = rng.uniform(0.05, 1, (3, outputs)).astype(np.float32)
     scales[1, 0] = 0  # a block of zeros
     zeros = rng.integers(0, 8, scales.shape).astype(np.float32)
-    grid = Grid(scales, zeros, rng.integers(0, 3, inputs))
+    grid = SweepScales(scales, zeros, rng.integers(0, 3, inputs))
     expected = left.copy(), levels.copy()
     changes = sweep_panel(*expected, grid, matrix, form, moves=moves)
     for isa in isas(library):
@@ -125,7 +125,7 @@ def test_gptq_gives_the_bits_of_numpy(library: Path) -> None:
 
 def test_a_panel_of_too_many_inputs_is_refused(library: Path) -> None:
     left = np.ones((129, 4), np.float32)
-    grid = Grid(np.ones((1, 4), np.float32), np.zeros((1, 4), np.float32), np.zeros(129, np.int64))
+    grid = SweepScales(np.ones((1, 4), np.float32), np.zeros((1, 4), np.float32), np.zeros(129, np.int64))
     matrix = np.eye(129, dtype=np.float32)
     with pytest.raises(GraphError, match="size"):
         BlockRounding(library, "rtn").sweep(left, left.copy(), grid, matrix, FORMS[0], moves=False)

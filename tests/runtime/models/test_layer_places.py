@@ -15,7 +15,7 @@ from carryall import LLM, SamplingParams
 from carryall.errors import UsageError
 from carryall.providers import get_provider
 from carryall.providers.base import DeviceMemory
-from carryall.runtime.models.layer_places import Place, least_time, names_places
+from carryall.runtime.models.layer_places import LayerPlace, least_time, names_places
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ["def add(a, b):", "import os"]
@@ -41,8 +41,8 @@ def test_places_are_told_from_ranges(text: str, names: bool) -> None:
     assert names_places(text) == names
 
 
-def place(room: int, bandwidth: float, weights: list[int], kv: int = 1, fixed: int = 2) -> Place:
-    return Place("any", room, bandwidth, weights, kv, fixed)
+def place(room: int, bandwidth: float, weights: list[int], kv: int = 1, fixed: int = 2) -> LayerPlace:
+    return LayerPlace("any", room, bandwidth, weights, kv, fixed)
 
 
 def test_the_faster_place_has_as_many_layers_as_it_has_room_for() -> None:
@@ -57,7 +57,7 @@ def test_the_faster_place_has_as_many_layers_as_it_has_room_for() -> None:
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> tuple[list[Place], list[bool]]:
+def machines(draw: st.DrawFn) -> tuple[list[LayerPlace], list[bool]]:
     layers = draw(st.integers(1, 6))
     cached = draw(st.lists(st.booleans(), min_size=layers, max_size=layers))
     sizes = st.lists(st.integers(1, 30), min_size=layers, max_size=layers)
@@ -66,7 +66,7 @@ def machines(draw: st.DrawFn) -> tuple[list[Place], list[bool]]:
 
 
 @given(machines())
-def test_no_other_cut_takes_less_time(drawn: tuple[list[Place], list[bool]]) -> None:
+def test_no_other_cut_takes_less_time(drawn: tuple[list[LayerPlace], list[bool]]) -> None:
     places, cached = drawn
     total = len(cached)
 

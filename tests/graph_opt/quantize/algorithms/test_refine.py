@@ -8,7 +8,7 @@ import pytest
 
 from carryall.graph_opt.quantize.algorithms import refine
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, dequantize, round_to_nearest, scaled
-from carryall.graph_opt.quantize.algorithms.sweep import Grid, descend, sweep_panel
+from carryall.graph_opt.quantize.algorithms.sweep import SweepScales, descend, sweep_panel
 
 Floats = npt.NDArray[np.float32]
 
@@ -40,7 +40,7 @@ def sweep(
 ) -> None:
     slope = moments @ (weight - scaled(levels, form, scales, zero))
     blocks = np.arange(len(weight)) // form.block_size
-    descend(slope, levels, Grid(scales, zero, blocks), moments, form, sweep_panel)
+    descend(slope, levels, SweepScales(scales, zero, blocks), moments, form, sweep_panel)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
