@@ -108,6 +108,7 @@ def command(
     audio: tuple[Path, ...],
     language: str | None,
     translate: bool,
+    num_beams: int | None,
     words: bool,
     tools: Path | None,
     as_json: bool,
@@ -140,8 +141,8 @@ def command(
     others = {"--raw": raw, "--chat": chat, "--image": images, "--video": videos, "--tools": tools}
     for name, value in others.items():
         check_exclusive({"--audio": bool(audio), name: bool(value)})
-    if not audio and (translate or words or language is not None):
-        raise UsageError("--language, --translate and --words need a recording: --audio FILE")
+    if not audio and (translate or words or language is not None or num_beams is not None):
+        raise UsageError("--language, --num-beams, --translate and --words need a recording: --audio FILE")
     if words and not as_json:
         raise UsageError("the times of --words are part of --json; give both")
     shown: tuple[Shown, ...] = (*images, *videos)
@@ -156,7 +157,8 @@ def command(
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     if audio:
         paused.close()
-        options = {"prompt": prompt, "language": language, "temperature": sampling.get("temperature")}
+        options = {"prompt": prompt, "language": language, "num_beams": num_beams}
+        options["temperature"] = sampling.get("temperature")
         given = {name: value for name, value in options.items() if value is not None}
         with LLM(loaded, engine_config=chosen.engine) as llm:
             task = "translate" if translate else "transcribe"

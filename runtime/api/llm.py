@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...errors import EngineClosedError, RequestError, UsageError
 from ...options import shown
-from ..audio.transcription import Question, Transcription, next_question
+from ..audio.transcription import Question, Transcription, next_questions
 from ..engine.engine import EngineConfig
 from ..engine.requests.request_group import GrowingOutput, RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
@@ -192,20 +192,21 @@ class LLM(TextModel):
         running = {
             number: self.requests.hearing.steps(source, options) for number, source in enumerate(audio)
         }
-        answers: dict[int, RequestOutput | None] = dict.fromkeys(running)
+        answers: dict[int, list[RequestOutput] | None] = dict.fromkeys(running)
         finished: dict[int, Transcription] = {}
         while running:
-            asked: dict[int, Question] = {}
+            asked: dict[int, Sequence[Question]] = {}
             for number, steps in list(running.items()):
-                question = next_question(steps, answers[number])
-                if isinstance(question, Transcription):
-                    finished[number] = question
+                questions = next_questions(steps, answers[number])
+                if isinstance(questions, Transcription):
+                    finished[number] = questions
                     del running[number]
                 else:
-                    asked[number] = question
-            prompts = [EncodedPrompt(one.token_ids, one.encoder) for one in asked.values()]
-            outputs = self._run(prompts, [one.params for one in asked.values()])
-            answers |= dict(zip(asked, outputs, strict=True))
+                    asked[number] = questions
+            listed = [question for questions in asked.values() for question in questions]
+            prompts = [EncodedPrompt(question.token_ids, question.encoder) for question in listed]
+            outputs = iter(self._run(prompts, [question.params for question in listed]))
+            answers = {number: [next(outputs) for _ in questions] for number, questions in asked.items()}
         return [finished[number] for number in range(len(audio))]
 
     def stream(
