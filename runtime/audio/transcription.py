@@ -364,8 +364,11 @@ class _Window:
         return float(np.exp(logprobs[tokens.silence])), codes[best] if codes else "en"
 
     def written(self, language: str, options: TranscriptionOptions, silence: float) -> Asking[_Attempt]:
-        """Return the first attempt that does not fail, or the last one."""
-        transcriber = self._transcriber
+        """Return the first attempt that does not fail.
+
+        If all do, return the most likely of those that do not repeat themselves, or of all.
+        """
+        transcriber, failed = self._transcriber, list[tuple[bool, float, _Attempt]]()
         beginning = transcriber.tokens.beginning(language, options.task, timed=options.timestamps)
         for temperature in options.temperatures:
             rules = TranscriptRules(transcriber.tokens, timed=options.timestamps)
@@ -388,8 +391,9 @@ class _Window:
             unlikely = attempt.mean_logprob < options.mean_logprob
             repeats = bool(attempt.text) and attempt.compression_ratio > options.compression_ratio
             if not repeats and (not unlikely or silence > options.no_speech):
-                break
-        return attempt
+                return attempt
+            failed.append((not repeats, attempt.mean_logprob, attempt))
+        return max(failed, key=lambda each: each[:2])[2]
 
     def _searched(
         self, beginning: Sequence[int], rules: TranscriptRules, num_beams: int

@@ -301,6 +301,19 @@ def test_attempts_that_repeat_themselves_are_repeated_warmer(
     assert [question.params.temperature for question in asked] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
 
 
+def test_of_attempts_that_all_fail_the_most_likely_stays(tokenizer: Tokenizer, tokens: SpeechTokens) -> None:
+    """In the helper, each token of an answer is as likely as any other of its length: only texts differ."""
+
+    def answer(question: Question) -> list[int]:
+        return spoken(0.0, " no" * 9 if question.params.temperature != 0.4 else " fine", 1.0)
+
+    found, asked = written(
+        transcriber(tokenizer, tokens), sound(1.0), answer, compression_ratio=1.2, mean_logprob=0.0
+    )
+    assert len(asked) == 6
+    assert (found.text, found.segments[0].temperature) == ("fine", 0.4)
+
+
 def test_silent_windows_have_no_segments(tokenizer: Tokenizer, tokens: SpeechTokens) -> None:
     likely, _ = written(
         transcriber(tokenizer, tokens), sound(2.0), lambda _: spoken(0.0, " ah", 2.0), silence=0.9
