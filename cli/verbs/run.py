@@ -12,7 +12,7 @@ import click
 
 from ...errors import UsageError
 from ...runtime.api.llm import LLM
-from ...runtime.api.requests import Prompt, RequestFactory
+from ...runtime.api.requests import Prompt
 from ...runtime.models.loading import LoadedModel
 from ...runtime.process.garbage import collector_paused, lasting_objects
 from ...runtime.types.outputs import CompletionOutput, RequestOutput
@@ -176,11 +176,11 @@ def command(
     if not text and not alone:
         raise UsageError("the prompt is empty")
     written: Prompt = text
-    if not raw and (chat or shown or tools is not None or loaded.chat_template.names):
-        asked = generation.chat_prompt(loaded, text, tools, shown)
-        written = asked if as_json else generation.unparsed(asked)  # streamed text includes all
     output: RequestOutput | None = None
     with LLM(loaded, engine_config=chosen.engine) as llm:
+        if not raw and (chat or shown or tools is not None or loaded.chat_template.names):
+            asked = generation.chat_prompt(llm, text, tools, shown)
+            written = asked if as_json else generation.unparsed(asked)  # streamed text includes all
         streamed = params.n == 1 and params.best_of is None and not as_json
         for piece, state in generation.stream_text(llm, written, params, lora):
             output = state
@@ -211,6 +211,6 @@ def _talk(
         raise UsageError(
             f"{loaded.name} has no chat template, so it needs a prompt to continue: carryall run MODEL PROMPT"
         )
-    check_chat(loaded, [])
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        ConsoleChat(llm, RequestFactory(loaded), params, [], lora, shown).talk()
+        check_chat(llm, [])
+        ConsoleChat(llm, params, [], lora, shown).talk()
