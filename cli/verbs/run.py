@@ -19,6 +19,7 @@ from ...runtime.types.outputs import CompletionOutput, RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
 from .. import generation
 from ..conversation import ConsoleChat, check_chat
+from ..lines import stdin_text
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import check_exclusive, json_option, print_json, quiet_option
 from ..pictures import PictureFile, Shown, VideoFile, image_option, video_option
@@ -172,7 +173,7 @@ def command(
         paused.close()
         _talk(loaded, chosen, params, lora, shown)
         return
-    text = sys.stdin.read() if prompt == "-" else prompt or ""
+    text = stdin_text() if prompt == "-" else prompt or ""
     if not text and not alone:
         raise UsageError("the prompt is empty")
     written: Prompt = text
