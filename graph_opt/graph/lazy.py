@@ -141,7 +141,8 @@ def bits_of(dtype: ir.DataType) -> int:
 
 def shape_of(tensor: ir.TensorProtocol) -> tuple[int, ...]:
     """Return the shape as plain integers."""
-    return tuple(tensor.shape.numpy())
+    dims: tuple[int, ...] = tensor.shape.dims  # type: ignore[assignment] -- a tensor's are known
+    return dims
 
 
 def packed_bytes(tensor: ir.TensorProtocol) -> npt.NDArray[np.uint8]:
