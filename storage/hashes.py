@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -28,7 +29,9 @@ LARGE_BYTES = 64 << 20  # a larger file of the cache is known by the sums of its
 _PART_BYTES = 64 << 20  # read by one thread
 _READ_BYTES = 1 << 20  # a multiple of a page
 _FOLDER = "hashes"
-_TICK = 0.02  # seconds; two ticks of the coarsest kernel clock, within which two changes have equal times
+_COARSE_CLOCK = 5  # Linux's CLOCK_REALTIME_COARSE, which files are stamped by
+# Seconds; two ticks of the clock of files, within which two changes have equal times.
+_TICK = 2 * (time.clock_getres(_COARSE_CLOCK) if sys.platform == "linux" else 0.01)
 _COARSE = 2.0  # seconds; the resolution of FAT, where times are whole seconds
 _BILLION = 10**9
 
@@ -237,7 +240,7 @@ def _hash(path: Path, compute: Callable[[BufferedReader], str]) -> tuple[str, os
 
 
 def _wait_for_next_tick(stat: os.stat_result) -> bool:
-    """Wait until a later write must get another time stamp; False if that takes longer than 20 ms."""
+    """Wait until a later write must get another time stamp; False if that takes longer than two ticks."""
     changed = stat.st_mtime_ns if os.name == "nt" else stat.st_ctime_ns
     age = time.time() - changed / _BILLION
     if changed % _BILLION == 0 and age < _COARSE:
