@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -64,7 +65,7 @@ def test_shapes_of_decoders_are_those_of_onnx_ir(tmp_path: Path, family: str) ->
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K"])  # with and without minima
 def test_shapes_of_quantized_weights_are_those_of_onnx_ir(tmp_path: Path, kind: str) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     write_gguf("llama", tmp_path / "model.gguf", types=kind, **sizes)
     model, _ = load_graph(str(tmp_path / "model.gguf"))
     products = [node for node in model.graph if node.op_type == "DequantizeLinear"]

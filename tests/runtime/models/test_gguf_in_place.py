@@ -75,7 +75,7 @@ def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, ca
     write_gguf("llama", path, types=kind, **WIDE)
     here = logprobs(path)
     assert not (cache / "packages").exists()
-    (tiles,) = (cache / "lowered").glob("*/model.onnx.data")
+    (tiles,) = (cache / "lowered").glob("*/weights.data")
     if kind in FORMS:
         assert tiles.stat().st_size <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
     assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
@@ -131,7 +131,7 @@ def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: 
     assert "QuantizedExperts" in {
         node.op_type for node in onnx.load(graph, load_external_data=False).graph.node
     }
-    tiles = graph.with_name("model.onnx.data").stat().st_size
+    tiles = graph.with_name("weights.data").stat().st_size
     assert tiles <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
     assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
 
