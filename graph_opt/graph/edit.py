@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 MICROSOFT = "com.microsoft"
 OWN = "carryall"  # the domain of carryall's own kernels
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})  # the standard operators with subgraphs
 
 
 def nodes_of(graph: ir.Graph, op_type: str, domain: str = "") -> Iterator[ir.Node]:
@@ -20,7 +21,9 @@ def nodes_of(graph: ir.Graph, op_type: str, domain: str = "") -> Iterator[ir.Nod
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     """Yield the graphs among a node's attributes."""
-    for attribute in node.attributes.data.values():  # without a view, which half of the calls would make
+    if not node.domain and node.op_type not in _CONTROL_FLOW:
+        return
+    for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
