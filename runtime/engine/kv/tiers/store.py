@@ -222,7 +222,7 @@ class StoreTier:
         name = file_name(key, self._secret)
         try:
             if not self.store.held([name]):
-                self.store.put(name, b"".join(encode_chunk(key, parts, self._secret)))
+                self.store.put(name, bytes(encode_chunk(key, parts, self._secret)))
         except Exception as error:  # noqa: BLE001 -- see ``_ask``
             self._failed(error)
             return False
