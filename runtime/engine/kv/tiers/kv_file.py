@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
+import itertools
 import json
 import math
 import mmap
@@ -24,9 +25,11 @@ import struct
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes  # noqa: F401 -- makes NumPy know bfloat16 by name
 import numpy as np
+import numpy.typing as npt
 
 from ...requests.chunk import Parts
 
@@ -84,11 +87,14 @@ def decode_chunk(view: memoryview, key: bytes, secret: bytes) -> Parts:
     if view[_BODY : _BODY + _KEY] != key:
         raise DamagedFileError("it holds other tokens than its name says")
     (length,) = _LENGTH.unpack(view[_BODY + _KEY : _START])
-    arrays = view[_START + length :]
-    return [
-        np.ndarray(shape, dtype, arrays, offset)
-        for dtype, shape, offset in _layout(bytes(view[_START : _START + length]))
-    ]
+    arrays, parts = view[_START + length :], list[npt.NDArray[Any]]()
+    for count, dtype, shape, offset in _layout(bytes(view[_START : _START + length])):
+        if shape and count > 1:  # views of one array are made in a tenth of the time
+            parts.extend(np.ndarray((count, *shape), dtype, arrays, offset))
+        else:
+            size = math.prod(shape) * dtype.itemsize
+            parts += [np.ndarray(shape, dtype, arrays, offset + i * size) for i in range(count)]
+    return parts
 
 
 def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
@@ -169,10 +175,11 @@ def _gmac() -> Callable[[bytes, memoryview], bytes] | None:
 
 
 @functools.lru_cache(8)  # the chunks of a model have the same header
-def _layout(header: bytes) -> list[tuple[np.dtype[np.generic], tuple[int, ...], int]]:
-    """Return dtype, shape and offset in bytes of each array."""
-    layout, offset = list[tuple[np.dtype[np.generic], tuple[int, ...], int]](), 0
-    for name, shape in json.loads(header):
-        layout.append((np.dtype(name), tuple(shape), offset))
-        offset += math.prod(shape) * layout[-1][0].itemsize
+def _layout(header: bytes) -> list[tuple[int, np.dtype[np.generic], tuple[int, ...], int]]:
+    """Return the count, dtype, shape and offset in bytes of arrays that follow each other and are alike."""
+    layout, offset = list[tuple[int, np.dtype[np.generic], tuple[int, ...], int]](), 0
+    for (name, shape), alike in itertools.groupby(json.loads(header)):
+        count, dtype = len(list(alike)), np.dtype(name)
+        layout.append((count, dtype, tuple(shape), offset))
+        offset += count * math.prod(shape) * dtype.itemsize
     return layout
