@@ -113,7 +113,7 @@ class BlockMemory:
         for (flat, size, shape, group), part in zip(self._targets, parts, strict=True):
             if part.shape != (len(blocks[group]), *shape) or part.dtype != _BYTE:
                 raise ValueError(f"a cache has blocks of {shape} bytes, not {part.shape} {part.dtype}")
-            content = memoryview(np.ascontiguousarray(part)).cast("B")
+            content = np.ascontiguousarray(part).data.cast("B")
             for place, block, count in runs[group]:
                 target = slice(block * size, (block + count) * size)
                 flat[target] = content[place * size : (place + count) * size]

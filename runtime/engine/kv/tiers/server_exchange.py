@@ -85,7 +85,7 @@ class ServerExchange:
             if not count:
                 raise ConnectionError("the server has closed the connection")
             filled += count
-        if view[size:] != b"\r\n":
+        if bytes(view[size:]) != b"\r\n":
             raise ConnectionError(f"the server broke the protocol: a value of {size} bytes has another end")
         return view[:size]
 

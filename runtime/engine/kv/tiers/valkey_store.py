@@ -72,7 +72,7 @@ class ValkeyStore:
     def read(self, name: str, ahead: Sequence[str], seconds: float) -> Content | None:
         until = time.monotonic() + seconds
         wanted = [name, *ahead][:_IN_FLIGHT]
-        if list(self._asked) != wanted[: len(self._asked)]:
+        if any(asked != each for asked, each in zip(self._asked, wanted, strict=False)):
             self.forget()
         try:
             connected = self._connected(until)
