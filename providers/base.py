@@ -319,7 +319,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
+        """Copy KV of positions [0, length), and the states kept there, from slot ``source`` to ``target``."""
 
     @abc.abstractmethod
     def release(self, slot: int) -> None:

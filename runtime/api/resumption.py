@@ -46,6 +46,7 @@ class Resumption:
         mark: str,
         token_ids: Sequence[int],
         render: Callable[[Sequence[Message]], str],
+        placed: Callable[[str], str],
     ) -> tuple[int, ...]:
         """Return lengths in tokens, in order.
 
@@ -55,12 +56,14 @@ class Resumption:
             mark: texts on both sides of it are tokenized apart; empty if there is none.
             token_ids: the tokens of the text.
             render: the template, with the conversation's tools and variables.
+            placed: puts all tokens of each picture in its place, in a text with which ``text`` begins.
         """
         whole = np.array(token_ids, np.int32)
         found = set[int]()
         for other in (_begun(messages), _continued(messages)):
             with suppress(ChatTemplateError, PromptTooLongError):  # it takes no such conversation
-                found.add(_common(self._tokens(_common_text(text, render(other)), mark), whole))
+                begun = placed(_common_text(text, render(other)))
+                found.add(_common(self._tokens(begun, mark), whole))
         return tuple(sorted(found - {0}))
 
 
