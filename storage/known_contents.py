@@ -30,7 +30,9 @@ def known_key(identity: Identity, paths: Sequence[Path]) -> str:
     if same is not None:
         return str(same["key"])
     like = recalled(cache_key(like=identity.likeness))
-    if like is None or like["content"] != joint_content([_sums(path) for path in paths]):
+    if like is None or like["key"] == identity.own:
+        return identity.own
+    if like["content"] != joint_content([_sums(path) for path in paths]):
         return identity.own
     return str(remembered(cache_key(same_as=identity.own), lambda: {"key": like["key"]})["key"])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from carryall.errors import CheckpointError
+from carryall.storage import known_contents
 from carryall.storage.file_identity import OpenFile, identity_of
 from carryall.storage.known_contents import joint_content, known_key, learn_content
 
@@ -52,6 +53,16 @@ def test_copies_have_the_key_of_the_original(tmp_path: Path, files: tuple[Path, 
     os.utime(files[0], (5, 5))
     assert key(*files) == original
     assert key(*reversed(files)) != original
+
+
+def test_the_original_and_a_known_copy_are_not_read_again(
+    tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn(*files)
+    copies = [Path(shutil.copyfile(file, tmp_path / f"{file.name}-copy")) for file in files]
+    original = key(*copies)
+    monkeypatch.setattr(known_contents, "_sums", lambda path: pytest.fail(f"{path} is read"))
+    assert key(*files) == original == key(*copies)
 
 
 def test_a_copy_of_what_was_never_read_has_its_own_key(tmp_path: Path, files: tuple[Path, Path]) -> None:
