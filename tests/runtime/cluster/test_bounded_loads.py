@@ -34,7 +34,7 @@ def test_the_longest_beginning_comes_first_and_equal_ones_by_their_loads() -> No
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 64, 400])
-def test_a_flood_on_a_prefix_of_one_replica_reaches_all(count: int) -> None:
+def test_a_flood_on_a_prefix_of_one_replica_is_shared(count: int) -> None:
     """As the front sees it: what was sent to a replica is held there from then on, and nothing ends."""
     loads, held = [0] * 8, {5: 8}
     computed = 0
@@ -48,4 +48,6 @@ def test_a_flood_on_a_prefix_of_one_replica_reaches_all(count: int) -> None:
     if count <= 4:
         assert loads[5] == count
     if count >= 64:
-        assert max(loads) - min(loads) <= 1
+        used = [load for load in loads if load]
+        assert max(used) - min(used) <= 1  # shared evenly by
+        assert len(used) >= 6  # 8 / 1.5
