@@ -1,11 +1,11 @@
 """What a prefix costs that another service has computed: the time to the first token, by where its KV is.
 
-    python benchmarks/shared_cache.py MODEL --tokens 4096 --prompts 5
+    python benchmarks/shared_cache.py MODEL --tokens 4096 --prompts 3 --turns 12
 
-Two services (``carryall serve``) share a server of the Redis protocol (valkey-server or redis-server), which
-this script starts. The first one computes prompts. The second one is asked over HTTP for the same prompts
-with one more token each: *store* as the first service left them, *slot* once more, from its own prefix cache,
-and *host memory* after another prompt has taken their slot. All are measured in turns, prompt by prompt.
+Services (``carryall serve``) share a server of the Redis protocol (valkey-server or redis-server), which this
+script starts. The first one computes prompts. Two others are asked over HTTP for the same prompts with one
+more token each, in turns: one has no tier but the store, the other has host memory above it. *store* and
+*host memory* are asked after another prompt has taken the slot, *slot* is the second one asked once more.
 """
 
 from __future__ import annotations
@@ -120,19 +120,10 @@ class Service:
 
 
 @contextmanager
-def served(args: argparse.Namespace, store: Store) -> Iterator[Service]:
-    """Start a service, and end it."""
-    command = [
-        sys.executable,
-        "-m",
-        "carryall",
-        "serve",
-        args.model,
-        "--http-port",
-        "0",
-        "--grpc-port",
-        "none",
-    ]
+def served(args: argparse.Namespace, store: Store, host_bytes: str) -> Iterator[Service]:
+    """Start a service with so much host memory for KV, and end it."""
+    command = [sys.executable, "-m", "carryall", "serve", args.model, "--json"]
+    ports = ["--http-port", "0", "--grpc-port", "none"]
     limits = [
         "--max-slots",
         "1",
@@ -141,10 +132,10 @@ def served(args: argparse.Namespace, store: Store) -> Iterator[Service]:
         "--num-threads",
         str(args.threads),
     ]
-    tiers = ["--prefix-cache-dir", "none", "--prefix-cache-url", store.url, "--swap-bytes", "4GB"]
+    tiers = ["--prefix-cache-dir", "none", "--prefix-cache-url", store.url, "--swap-bytes", host_bytes]
     environment = {"CARRYALL_KV_KEY": "the key of this benchmark", **os.environ}
     process = subprocess.Popen(
-        [*command, *limits, *tiers, "--json"], stdout=subprocess.PIPE, text=True, env=environment
+        [*command, *ports, *limits, *tiers], stdout=subprocess.PIPE, text=True, env=environment
     )
     try:
         assert process.stdout is not None
@@ -158,26 +149,31 @@ def served(args: argparse.Namespace, store: Store) -> Iterator[Service]:
 
 
 def measured(
-    first: Service, second: Service, store: Store, args: argparse.Namespace
+    first: Service, reader: Service, holder: Service, store: Store, args: argparse.Namespace
 ) -> dict[str, list[Cost]]:
-    """Return the costs of each way, of all prompts but the first, which warms up."""
-    costs: dict[str, list[Cost]] = {"computed": [], "store": [], "slot": [], "host memory": []}
+    """Return the costs of each way; the first prompt and the first turn of each prompt warm up."""
+    costs: dict[str, list[Cost]] = {"computed": [], "store": [], "host memory": [], "slot": []}
     for number in range(args.prompts + 1):
         own = prompt(number, args.tokens)
-        computed = first.ask(own)
+        computed, _ = first.ask(own)
+        costs["computed"] += [computed] * bool(number)
         store.settle()
-        shared = second.ask([*own, 5])
-        store.settle()
-        slot = second.ask([*own, 6])
-        second.ask([7, 8])  # takes the slot
-        store.settle()
-        host = second.ask([*own, 7])
-        store.settle()
-        ways = (computed, shared, slot, host)
-        print(*(f"{cost.elapsed:.0f} ms with {cached} cached," for cost, cached in ways), file=sys.stderr)
-        if number:
-            for name, (cost, _) in zip(costs, ways, strict=True):
-                costs[name].append(cost)
+        for turn in range(args.turns + 1):
+            for service in (reader, holder):
+                service.ask([7, 8])  # takes the slot
+            store.settle()
+            ways = (
+                {"store": reader, "host memory": holder}
+                if turn % 2
+                else {"host memory": holder, "store": reader}
+            )
+            ways["slot"] = holder
+            for place, (name, service) in enumerate(ways.items()):
+                cost, cached = service.ask([*own, 9 + 3 * turn + place])
+                if cached != args.tokens:
+                    print(f"{name}: {cached} tokens were cached", file=sys.stderr)
+                elif number and turn:
+                    costs[name].append(cost)
     return costs
 
 
@@ -187,18 +183,22 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=12, help="of each prompt")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         store = Store(folder)
         stack.callback(store.process.wait)
         stack.callback(store.process.terminate)
-        first, second = (stack.enter_context(served(args, store)) for _ in range(2))
-        costs = measured(first, second, store, args)
-    print(f"{args.tokens} tokens, {store.name}, medians of {args.prompts} prompts, milliseconds:")
+        services = [stack.enter_context(served(args, store, size)) for size in ("0", "0", "4GB")]
+        costs = measured(services[0], services[1], services[2], store, args)
+    print(f"{args.tokens} tokens, {store.name}, milliseconds: median (quartiles), least tenth, mean")
     for name, values in costs.items():
         for kind, each in zip(("", ", processors", ", store"), zip(*values, strict=True), strict=True):
-            print(f"{name}{kind}: {statistics.median(each):.0f} ({min(each):.0f} to {max(each):.0f})")
+            ordered, count = sorted(each), len(each)
+            tenth, low, middle, high = (ordered[int(count * share)] for share in (0.1, 0.25, 0.5, 0.75))
+            print(f"{name}{kind} ({count}): {middle:.0f} ({low:.0f} to {high:.0f}), {tenth:.0f}, ", end="")
+            print(f"{statistics.mean(each):.1f}")
 
 
 if __name__ == "__main__":

@@ -521,6 +521,10 @@ class Provider(abc.ABC):
             config: the options of the runner; ``context_length`` must be set, for the rope tables.
         """
 
+    def holds_angles(self, config: RunnerConfig) -> bool:
+        """Return whether a lowered graph holds rotary tables of all positions of a long context."""
+        return True
+
     def takes_stacks(self, config: RunnerConfig) -> bool:
         """Return whether ``passes`` lower experts in stacks, ``contract.EXPERT_STACKS``."""
         return False

@@ -5,7 +5,7 @@ The layout within a block is that of ``providers/native/sources/attention.h``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +22,7 @@ _LANES = 16  # positions of a group
 _PAIRED = 2 * _LANES  # positions, or elements of a head, of a tile of pairs
 _QUAD = 4  # elements or positions whose bytes of int8 lie side by side
 _MIDDLE = 128  # a byte of int8 is a value plus this
+_BYTE = np.dtype(np.uint8)
 _ELEMENTS = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -75,6 +76,10 @@ class BlockMemory:
         for name, shape in shapes.items():
             flat = np.frombuffer(reserve(name, blocks * shape.size * shape.bytes_per_token), np.uint8)
             self.caches[name] = flat.reshape(blocks, shape.heads, shape.size, shape.row_bytes)
+        self._targets = [  # of ``write``
+            (cache.data.cast("B"), cache.strides[0], cache.shape[1:], shapes[name].group)
+            for name, cache in self.caches.items()
+        ]
 
     @property
     def layout(self) -> str:
@@ -98,10 +103,22 @@ class BlockMemory:
         return [part if part.base is None else part.copy() for part in parts]
 
     def write(self, blocks: Sequence[Sequence[int]], parts: Sequence[Array]) -> None:
-        """Write the result of ``read``."""
-        spans = [_span(group) for group in blocks]
-        for (name, cache), part in zip(self.caches.items(), parts, strict=True):
-            cache[spans[self.shapes[name].group]] = part
+        """Write the result of ``read``.
+
+        Memory views copy without releasing the interpreter's lock, which takes a microsecond for each. NumPy
+        releases it for every copy, and then waits for the threads that read and check the next chunks.
+
+        Raises:
+            ValueError: the parts have other shapes.
+        """
+        runs = [list(_runs(group)) for group in blocks]
+        for (flat, size, shape, group), part in zip(self._targets, parts, strict=True):
+            if part.shape != (len(blocks[group]), *shape) or part.dtype != _BYTE:
+                raise ValueError(f"a cache has blocks of {shape} bytes, not {part.shape} {part.dtype}")
+            content = np.ascontiguousarray(part).data.cast("B")
+            for place, block, count in runs[group]:
+                target = slice(block * size, (block + count) * size)
+                flat[target] = content[place * size : (place + count) * size]
 
     def evict_kv(
         self,
@@ -179,6 +196,15 @@ def _span(blocks: Sequence[int]) -> slice | list[int]:
     """Return an index of blocks: a slice if they follow each other, which is copied twice as fast."""
     begin, end = (blocks[0], blocks[0] + len(blocks)) if blocks else (0, 0)
     return slice(begin, end) if list(blocks) == list(range(begin, end)) else list(blocks)
+
+
+def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield blocks that follow each other: the place of the first one, the block, and how many they are."""
+    place = 0
+    for i, block in enumerate(blocks, 1):
+        if i == len(blocks) or blocks[i] != block + 1:
+            yield place, blocks[place], i - place
+            place = i
 
 
 def _quads(groups: npt.NDArray[np.uint8], *, keys: bool) -> Array:

@@ -50,10 +50,10 @@ _QUICK_TEXT = 4096
 
 
 class RequestFactory:
-    """Makes requests for one model. Thread-safe."""
+    """Makes requests for one model, within the limits of an engine. Thread-safe."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig | None = None) -> None:
-        self._model, config = model, config or EngineConfig()
+    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+        self._model = model
         self._lock = threading.Lock()
         self.grammars: GrammarCompiler | None = None
         info = model.runner.info

@@ -92,6 +92,21 @@ def test_blocks_are_copied_read_and_written() -> None:
     assert memory.layout == f"carryall blocks 2 float32: {KEY} [2, 16, 64]; {VALUE} [2, 16, 64]"
 
 
+def test_blocks_of_another_shape_are_not_written() -> None:
+    memory = BlockMemory({KEY: BlockShape(2, 16, 64), VALUE: BlockShape(2, 16, 64)}, 4, "float32")
+    for wrong in ((2, 2, 16, 64), (1, 2, 16, 65), (1, 4, 8, 64)):  # the last has as many bytes
+        with pytest.raises(ValueError, match="blocks of"):
+            memory.write([[1]], [np.ones(wrong, np.uint8)] * 2)
+    with pytest.raises(ValueError, match="blocks of"):
+        memory.write([[1]], [np.ones((1, 2, 16, 64), np.float32)] * 2)
+    with pytest.raises(ValueError, match="zip"):
+        memory.write([[1]], [np.ones((1, 2, 16, 64), np.uint8)])
+    strided = np.arange(2 * 16 * 128, dtype=np.uint8).reshape(1, 2, 16, 128)[..., ::2]
+    memory.write([[3]], [strided, strided])
+    np.testing.assert_array_equal(memory.caches[VALUE][3:], strided)
+    assert not memory.caches[KEY][2].any()
+
+
 def test_groups_have_blocks_of_their_own() -> None:
     full, windowed = BlockShape(1, 16, 64), BlockShape(1, 16, 64, window=20, group=1)
     memory = BlockMemory({KEY: full, VALUE: full, "other.key": windowed}, 4, "float32")

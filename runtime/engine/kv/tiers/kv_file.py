@@ -1,10 +1,14 @@
 """The file format of a KV chunk, authenticated with a key.
 
-Layout: magic and version, HMAC-SHA256 of the rest, the chunk's key, length of the header, header (JSON: the
-dtype and the shape of each array), arrays.
+Layout: magic, version and algorithm, 32 bytes that authenticate the rest, the chunk's key, length of the
+header, header (JSON: the dtype and the shape of each array), arrays.
 
 Without the key nobody can write a chunk that is accepted, or tell from a file's name which tokens it holds.
-HMAC: RFC 2104; processors compute SHA-256, so that it is twice as fast as BLAKE2b (RFC 7693) of the names.
+
+- ``gmac`` is AES-256-GMAC (NIST SP 800-38D): a salt of 16 random bytes and the tag of 16 bytes. Each chunk
+  has a key of its own, HMAC-SHA256 of the salt, so that no nonce is used twice. It takes a tenth of HMAC's
+  time.
+- ``hmac`` is HMAC-SHA256 (RFC 2104). It is written where the package cryptography is not installed.
 """
 
 from __future__ import annotations
@@ -12,24 +16,33 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
+import itertools
 import json
 import math
 import mmap
 import os
 import struct
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes  # noqa: F401 -- makes NumPy know bfloat16 by name
 import numpy as np
+import numpy.typing as npt
 
 from ...requests.chunk import Parts
 
-_MAGIC = b"carryall-kv 3\n"
-_DIGEST = _KEY = 32  # bytes
+_VERSION = b"carryall-kv 4 "
+_HMAC, _GMAC = b"hmac\n", b"gmac\n"
+_NAME = 5  # bytes, of an algorithm
+_PROOF = _KEY = _NAMED = 32  # bytes, the last of a file's name
+_SALT = 16  # bytes of the proof that are not the tag
+_NONCE = bytes(12)
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
-_START = len(_MAGIC) + _DIGEST + _KEY + _LENGTH.size  # of the header
+_BODY = len(_VERSION) + _NAME + _PROOF  # where it begins
+_START = _BODY + _KEY + _LENGTH.size  # of the header
 
 
 class DamagedFileError(ValueError):
@@ -37,20 +50,24 @@ class DamagedFileError(ValueError):
 
 
 def file_name(key: bytes, secret: bytes) -> str:
-    """Return the file name of a chunk: a keyed hash of the chunk's key."""
-    return hashlib.blake2b(key, key=secret, digest_size=_DIGEST, person=b"kv name").hexdigest()
+    """Return the file name of a chunk: a keyed hash of the chunk's key.
+
+    Files of another version have other names, so that services of both versions can share a store.
+    """
+    return hashlib.blake2b(key, key=secret, digest_size=_NAMED, person=_VERSION[:16]).hexdigest()
 
 
-def encode_chunk(key: bytes, parts: Parts, secret: bytes) -> list[bytes]:
-    """Return the content of a chunk's file, in pieces; the arguments are those of ``write_chunk``."""
+def encode_chunk(key: bytes, parts: Parts, secret: bytes) -> bytearray:
+    """Return the content of a chunk's file; the arguments are those of ``write_chunk``."""
     arrays = [np.asarray(part) for part in parts]
     header = json.dumps([[array.dtype.name, array.shape] for array in arrays]).encode()
     header += b" " * (-(_START + len(header)) % _ALIGNMENT)
+    name = _HMAC if _gmac() is None else _GMAC
+    before = [_VERSION, name, bytes(_PROOF)]
     body = [key, _LENGTH.pack(len(header)), header, *(array.tobytes() for array in arrays)]
-    digest = _mac(secret)
-    for piece in body:
-        digest.update(piece)
-    return [_MAGIC, digest.digest(), *body]
+    content = bytearray().join([*before, *body])
+    content[_BODY - _PROOF : _BODY] = _proof(name, memoryview(content)[_BODY:], secret, os.urandom(_SALT))
+    return content
 
 
 def decode_chunk(view: memoryview, key: bytes, secret: bytes) -> Parts:
@@ -64,21 +81,23 @@ def decode_chunk(view: memoryview, key: bytes, secret: bytes) -> Parts:
     """
     if len(view) <= _START:
         raise DamagedFileError("it is too short")
-    body = len(_MAGIC) + _DIGEST
-    if view[: len(_MAGIC)] != _MAGIC:
+    name = bytes(view[len(_VERSION) : len(_VERSION) + _NAME])
+    if view[: len(_VERSION)] != _VERSION or name not in (_HMAC, _GMAC):
         raise DamagedFileError("it has another format or version")
-    digest = _mac(secret)
-    digest.update(view[body:])
-    if not hmac.compare_digest(digest.digest(), view[len(_MAGIC) : body]):
+    proof = bytes(view[_BODY - _PROOF : _BODY])
+    if not hmac.compare_digest(_proof(name, view[_BODY:], secret, proof[:_SALT]), proof):
         raise DamagedFileError("it is damaged, or was written without this user's key")
-    if view[body : body + _KEY] != key:
+    if view[_BODY : _BODY + _KEY] != key:
         raise DamagedFileError("it holds other tokens than its name says")
-    (length,) = _LENGTH.unpack(view[body + _KEY : _START])
-    arrays = view[_START + length :]
-    return [
-        np.ndarray(shape, dtype, arrays, offset)
-        for dtype, shape, offset in _layout(bytes(view[_START : _START + length]))
-    ]
+    (length,) = _LENGTH.unpack(view[_BODY + _KEY : _START])
+    arrays, parts = view[_START + length :], list[npt.NDArray[Any]]()
+    for count, dtype, shape, offset in _layout(bytes(view[_START : _START + length])):
+        if shape and count > 1:  # views of one array are made in a tenth of the time
+            parts.extend(np.ndarray((count, *shape), dtype, arrays, offset))
+        else:
+            size = math.prod(shape) * dtype.itemsize
+            parts += [np.ndarray(shape, dtype, arrays, offset + i * size) for i in range(count)]
+    return parts
 
 
 def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
@@ -99,8 +118,7 @@ def write_chunk(path: Path, key: bytes, parts: Parts, secret: bytes) -> int:
     scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with scratch.open("wb") as file:
-            file.writelines(encode_chunk(key, parts, secret))
-            size = file.tell()
+            size = file.write(encode_chunk(key, parts, secret))
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -124,15 +142,47 @@ def read_chunk(path: Path, key: bytes, secret: bytes) -> Parts:
     return decode_chunk(memoryview(data), key, secret)
 
 
-def _mac(secret: bytes) -> hmac.HMAC:
-    return hmac.new(secret, b"kv content", hashlib.sha256)
+def _proof(name: bytes, body: memoryview, secret: bytes, salt: bytes) -> bytes:
+    """Return what authenticates a body.
+
+    Args:
+        name: of the algorithm.
+        body: what is authenticated.
+        secret: see ``write_chunk``.
+        salt: random bytes; HMAC needs none.
+
+    Raises:
+        DamagedFileError: the algorithm is not installed.
+    """
+    if name == _HMAC:
+        digest = hmac.new(secret, b"kv content", hashlib.sha256)
+        digest.update(body)
+        return digest.digest()
+    gmac = _gmac()
+    if gmac is None:
+        raise DamagedFileError(
+            "AES-256-GMAC authenticates it, which needs cryptography; install it: "
+            "pip install 'carryall[shared-cache]'"
+        )
+    return salt + gmac(hmac.digest(secret, b"kv gmac" + salt, "sha256"), body)
+
+
+@functools.cache
+def _gmac() -> Callable[[bytes, memoryview], bytes] | None:
+    """Return a function of a key, which is used once, and of a body; None without cryptography."""
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        return None
+    return lambda key, body: AESGCM(key).encrypt(_NONCE, b"", body)
 
 
 @functools.lru_cache(8)  # the chunks of a model have the same header
-def _layout(header: bytes) -> list[tuple[np.dtype[np.generic], tuple[int, ...], int]]:
-    """Return dtype, shape and offset in bytes of each array."""
-    layout, offset = list[tuple[np.dtype[np.generic], tuple[int, ...], int]](), 0
-    for name, shape in json.loads(header):
-        layout.append((np.dtype(name), tuple(shape), offset))
-        offset += math.prod(shape) * layout[-1][0].itemsize
+def _layout(header: bytes) -> list[tuple[int, np.dtype[np.generic], tuple[int, ...], int]]:
+    """Return the count, dtype, shape and offset in bytes of arrays that follow each other and are alike."""
+    layout, offset = list[tuple[int, np.dtype[np.generic], tuple[int, ...], int]](), 0
+    for (name, shape), alike in itertools.groupby(json.loads(header)):
+        count, dtype = len(list(alike)), np.dtype(name)
+        layout.append((count, dtype, tuple(shape), offset))
+        offset += count * math.prod(shape) * dtype.itemsize
     return layout

@@ -18,10 +18,11 @@ from .....storage.secret import kv_key
 from ...requests.chunk import CHUNK_TOKENS, Parts, Save, Tier, TierPrefix, state_key
 from ...requests.prompt_costs import PromptCosts
 from ...requests.request import Request
-from .chunk_store import ChunkStore, open_store
+from .chunk_store import ChunkStore
 from .disk import DiskTier
 from .host import HostTier
 from .store import StoreTier
+from .store_urls import open_store
 
 _log = logging.getLogger(__name__)
 

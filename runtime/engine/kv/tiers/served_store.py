@@ -12,6 +12,7 @@ from .....errors import UsageError
 from .....options import declared, option
 from .....records import dataclass
 from ...requests.prefill_client import PREFILL_KEY_VARIABLE
+from .chunk_store import Content, last_name, names_held
 
 if TYPE_CHECKING:
     import grpc
@@ -52,13 +53,20 @@ class ServedStore:
         with self._lock:
             return [name in self._chunks for name in names]
 
-    def held(self, names: Sequence[str]) -> int:
-        """Return how many first names have a content."""
-        return _first(self.exist(names))
+    def held(self, names: Sequence[str], seconds: float) -> int:
+        return names_held(self.exist(names))
 
-    def last_held(self, names: Sequence[str]) -> int:
-        """Return how many names there are up to the last one that has a content."""
-        return _last(self.exist(names))
+    def last_held(self, names: Sequence[str], seconds: float) -> int:
+        return last_name(self.exist(names[::-1]), len(names))
+
+    def read(self, name: str, ahead: Sequence[str], seconds: float) -> Content | None:
+        return self.get(name)
+
+    def forget(self) -> None:
+        """Do nothing: nothing is read ahead."""
+
+    def has(self, name: str) -> bool:
+        return all(self.exist([name]))
 
     def get(self, name: str) -> bytes | None:
         """Return a content, None if there is none."""
@@ -66,11 +74,6 @@ class ServedStore:
             if name in self._chunks:
                 self._chunks.move_to_end(name)
             return self._chunks.get(name)
-
-    def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
-        """Yield the content of each name, in order; None if there is none."""
-        for name in names:
-            yield self.get(name)
 
     def put(self, name: str, content: bytes) -> None:
         """Store a content; one that is larger than the store is dropped."""
@@ -127,13 +130,11 @@ class DirectStore:
         key = os.environ.get(PREFILL_KEY_VARIABLE)
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
 
-    def held(self, names: Sequence[str]) -> int:
-        """Return how many first names have a content, by one exchange."""
-        return _first(self._exist(names))
-
-    def last_held(self, names: Sequence[str]) -> int:
-        """Return how many names there are up to the last one that has a content, by one exchange."""
-        return _last(self._exist(names))
+    def exist(self, names: Sequence[str]) -> list[bool]:
+        """Return whether each name has a content, by one exchange."""
+        request = self._messages.FindChunksRequest(names=names)
+        answer = self._stub.FindChunks(request, timeout=_SECONDS, metadata=self._metadata)
+        return list(answer.found)
 
     def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
         """Yield the content of each name, in order, with two requests on their way."""
@@ -163,16 +164,3 @@ class DirectStore:
             if getattr(error, "code", lambda: None)() == self._missing:
                 return None
             raise
-
-    def _exist(self, names: Sequence[str]) -> list[bool]:
-        request = self._messages.FindChunksRequest(names=names)
-        answer = self._stub.FindChunks(request, timeout=_SECONDS, metadata=self._metadata)
-        return list(answer.found)
-
-
-def _first(exist: Sequence[bool]) -> int:
-    return exist.index(False) if False in exist else len(exist)
-
-
-def _last(exist: Sequence[bool]) -> int:
-    return next((i for i in range(len(exist), 0, -1) if exist[i - 1]), 0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ....process.backoff import Backoff
 from ...requests.chunk import Parts, Tier, size_of
-from .chunk_store import ChunkStore
+from .chunk_store import ChunkStore, Content
 from .kv_file import DamagedFileError, decode_chunk, encode_chunk, file_name
-from .store_reads import StoreReads
 
 _log = logging.getLogger(__name__)
 
@@ -25,10 +24,9 @@ Result = TypeVar("Result")
 class StoreTier:
     """Chunks in a shared store, beside an own tier that is asked first.
 
-    Chunks are authenticated as files are, so what was not written with the secret counts as missing. Calls
-    run in a thread of their own; who needs a result waits no longer than computing the tokens takes. After a
-    failed or late call, the store is left alone for 1 s, after the next for 2 s, up to 60 s: requests go on
-    as without it.
+    Chunks are authenticated as files are, so what was not written with the secret counts as missing. The
+    store is waited for no longer than computing the tokens takes. After a failed or late call, it is left
+    alone for 1 s, after the next for 2 s, up to 60 s: requests go on as without it.
 
     Args:
         store: the store.
@@ -65,7 +63,6 @@ class StoreTier:
         self._closed = False
         self._backoff = Backoff()
         self._change = threading.Condition()
-        self._reads = StoreReads(self._fetch, self._decoded, "carryall-kv-reads")
         self._chunk_bytes = _AHEAD_BYTES >> 2  # of the newest one, at first a guess
         self._writer = threading.Thread(target=self._write, name="carryall-kv-store", daemon=True)
         self._writer.start()
@@ -82,7 +79,7 @@ class StoreTier:
         if not rest:
             return count
         names = [file_name(key, self._secret) for key in rest]
-        more = self._call(lambda: self.store.held(names), len(rest)) or 0
+        more = self._ask(lambda seconds: self.store.held(names, seconds), len(rest)) or 0
         for key in rest[:more]:
             self._remember(key)
         return count + more
@@ -94,7 +91,7 @@ class StoreTier:
         if not rest:
             return count
         names = [file_name(key, self._secret) for key in rest]
-        more = self._call(lambda: self.store.last_held(names), len(rest)) or 0
+        more = self._ask(lambda seconds: self.store.last_held(names, seconds), len(rest)) or 0
         if more:
             self._remember(rest[more - 1])
         return count + more
@@ -114,16 +111,15 @@ class StoreTier:
         rest = ahead[: _AHEAD_BYTES // self._chunk_bytes]
         if self._own is not None:
             rest = [each for each in rest if each not in self._own]
-        read = self._ask(lambda seconds: self._reads.get(key, rest, seconds), 1)
-        if isinstance(read, DamagedFileError):
-            self.refused += 1
-            _log.warning("a chunk of the shared prefix cache is not used: %s", read)
-        if read is None or isinstance(read, DamagedFileError):
-            self._reads.forget()  # those behind it are not needed
+        name, *others = [file_name(each, self._secret) for each in [key, *rest]]
+        content = self._ask(lambda seconds: self.store.read(name, others, seconds), 1)
+        parts = None if content is None else self._decoded(key, content)
+        if parts is None:
+            self.store.forget()  # those behind it are not needed
             self._known.pop(key, None)
             return None
-        self._chunk_bytes = size_of(read)
-        return read
+        self._chunk_bytes = size_of(parts)
+        return parts
 
     def put(self, key: bytes, parts: Parts, *, wait: bool = False) -> None:
         """Queue a chunk for writing; it is dropped if too many wait."""
@@ -155,25 +151,18 @@ class StoreTier:
             self.given_up += len(self._pending)
             self._pending.clear()
             self._change.notify_all()
-        self._reads.close()
         self._writer.join(_CLOSE_SECONDS)
         if not self._writer.is_alive():
             self.store.close()
 
-    def _fetch(self, keys: Sequence[bytes]) -> Generator[bytes | None, None, None]:
-        """Yield the store's contents of keys."""
-        return self.store.fetch([file_name(key, self._secret) for key in keys])
-
-    def _decoded(self, key: bytes, content: bytes | None) -> Parts | DamagedFileError | None:
-        """Return a chunk: None if the store has none, an error if that is not to be used."""
+    def _decoded(self, key: bytes, content: Content) -> Parts | None:
+        """Return a chunk; None if it is not to be used."""
         try:
-            return None if content is None else decode_chunk(memoryview(content), key, self._secret)
+            return decode_chunk(memoryview(content), key, self._secret)
         except DamagedFileError as error:
-            return error
-
-    def _call(self, call: Callable[[], Result], chunks: int) -> Result | None:
-        """Return the result of a call of the store; see ``_ask``."""
-        return self._ask(lambda seconds: self._reads.call(call, seconds), chunks)
+            self.refused += 1
+            _log.warning("a chunk of the shared prefix cache is not used: %s", error)
+            return None
 
     def _ask(self, call: Callable[[float], Result], chunks: int) -> Result | None:
         """Return the result of ``call(seconds)``; None if the store is paused, fails, or takes too long.
@@ -221,8 +210,8 @@ class StoreTier:
             return False
         name = file_name(key, self._secret)
         try:
-            if not self.store.held([name]):
-                self.store.put(name, b"".join(encode_chunk(key, parts, self._secret)))
+            if not self.store.has(name):
+                self.store.put(name, bytes(encode_chunk(key, parts, self._secret)))
         except Exception as error:  # noqa: BLE001 -- see ``_ask``
             self._failed(error)
             return False

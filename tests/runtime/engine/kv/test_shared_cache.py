@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from carryall.runtime.engine.kv.tiers.chunk_store import open_store
+from carryall.runtime.engine.kv.tiers.store_urls import open_store
 
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 pytestmark = [
@@ -41,8 +41,7 @@ class Store:
             time.sleep(0.05)
 
     def wait_for_chunks(self, least: int) -> None:
-        redis: Any = pytest.importorskip("redis")
-        with redis.Redis(unix_socket_path=str(self.socket)) as client:
+        with redis_client(self) as client:
             until = time.monotonic() + 20
             while client.dbsize() < least:
                 assert time.monotonic() < until
@@ -51,6 +50,11 @@ class Store:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def redis_client(store: Store) -> Any:
+    redis: Any = pytest.importorskip("redis")
+    return redis.Redis(unix_socket_path=str(store.socket))
 
 
 class Service:
@@ -116,21 +120,33 @@ def test_the_second_service_has_the_prefix_of_the_first(store: Store, tmp_path: 
             service.end()
 
 
-def test_contents_come_in_order_and_an_early_end_leaves_nothing_for_the_next(store: Store) -> None:
+def test_contents_come_in_order_and_what_is_not_wanted_leaves_nothing_for_the_next(store: Store) -> None:
     chunks = open_store(f"unix://{store.socket}")
     names = [f"{number:02}" for number in range(20)]
     for number, name in enumerate(names):
         if number % 7 != 3:
             chunks.put(name, bytes([number]) * 300_000)
+    assert chunks.held(names, 20.0) == 3
+    assert chunks.last_held(names[:4], 20.0) == 3
+    assert [chunks.has(name) for name in names[2:4]] == [True, False]
+
+    def read(number: int) -> bytes | None:
+        content = chunks.read(names[number], names[number + 1 : number + 9], 20.0)
+        return None if content is None else bytes(content)
+
     expected = [None if n % 7 == 3 else bytes([n]) * 300_000 for n in range(20)]
-    assert [*chunks.fetch(names)] == expected
-    for taken in range(6):
-        contents = chunks.fetch(names)
-        assert [next(contents) for _ in range(taken)] == expected[:taken]
-        contents.close()
-        assert [*chunks.fetch(names[taken : taken + 2])] == expected[taken : taken + 2]
-    assert [*chunks.fetch([])] == []
+    assert [read(n) for n in range(20)] == expected
+    assert [read(n) for n in (0, 1, 2, 9, 4, 5, 5)] == [expected[n] for n in (0, 1, 2, 9, 4, 5, 5)]
+    assert chunks.held(names, 20.0) == 3  # with contents on their way
+    chunks.forget()
+    assert read(19) == expected[19]
+    with redis_client(store) as client:
+        client.client_kill_filter(skipme=True)  # every other connection
+    assert chunks.held(names, 20.0) == 3
     store.end()
-    with pytest.raises(Exception, match="Connection refused"):  # the client's own class
-        next(chunks.fetch(names))
+    for _ in range(2):
+        with pytest.raises(
+            Exception, match=r"refused|closed|Broken pipe|No such file"
+        ):  # the client's own class
+            read(0)
     chunks.close()

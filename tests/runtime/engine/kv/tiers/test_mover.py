@@ -88,7 +88,7 @@ def test_damaged_chunks_are_computed_again(tmp_path: Path, damage: str) -> None:
     if damage == "gone":
         path.unlink()
     if damage == "foreign":
-        path.write_bytes(bytes(content).replace(b"carryall-kv 3", b"carryall-kv 0"))
+        path.write_bytes(bytes(content).replace(b"carryall-kv 4", b"carryall-kv 0"))
     assert run(engine) == []
     assert request.output_token_ids == alone(request)
     stats = engine.stats()

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carryall.errors import UsageError
-from carryall.runtime.engine.kv.tiers.chunk_store import open_store
+from carryall.runtime.engine.kv.tiers.bounded_store import BoundedStore
 from carryall.runtime.engine.kv.tiers.served_store import DirectStore, ServedStore
+from carryall.runtime.engine.kv.tiers.store_urls import open_store
 
 NAMES = st.sampled_from("abcdef")
 
@@ -31,7 +32,7 @@ def test_the_least_recently_used_chunks_go_first(calls: list[tuple[str, int] | s
             while sum(map(len, model.values())) > 100:
                 model.popitem(last=False)
         assert store.exist("abcdef") == [name in model for name in "abcdef"]
-        assert store.held("abcdef") == ([name in model for name in "abcdef"] + [False]).index(False)
+        assert store.held("abcdef", 1.0) == ([name in model for name in "abcdef"] + [False]).index(False)
 
 
 def test_a_chunk_that_does_not_fit_is_dropped() -> None:
@@ -39,9 +40,9 @@ def test_a_chunk_that_does_not_fit_is_dropped() -> None:
     store.put("a", bytes(101))
     assert store.get("a") is None
     store.put("b", bytes(100))
-    assert store.last_held(["b", "a"]) == 1
+    assert store.last_held(["b", "a"], 1.0) == 1
     store.close()
-    assert store.held(["b"]) == 0
+    assert store.held(["b"], 1.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -63,5 +64,6 @@ def test_schemes_have_their_stores() -> None:
     assert isinstance(open_store("serve://"), ServedStore)
     for url in ("grpc://host:8001", "grpcs://host:8001/", "grpc://[::1]:8001"):
         store = open_store(url)
-        assert isinstance(store, DirectStore)
+        assert isinstance(store, BoundedStore)
+        assert isinstance(store.client, DirectStore)
         store.close()

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from carryall.errors import UsageError
-from carryall.runtime.engine.kv.tiers.chunk_store import FileSystemStore, open_store
+from carryall.runtime.engine.kv.tiers.bounded_store import BoundedStore
 from carryall.runtime.engine.kv.tiers.disk import DiskTier
+from carryall.runtime.engine.kv.tiers.file_system_store import FileSystemStore
 from carryall.runtime.engine.kv.tiers.host import HostTier
 from carryall.runtime.engine.kv.tiers.kv_file import file_name
 from carryall.runtime.engine.kv.tiers.store import StoreTier
+from carryall.runtime.engine.kv.tiers.store_urls import open_store
 from carryall.runtime.engine.requests.chunk import Parts
 
 SECRET = bytes(range(32))
@@ -34,13 +36,9 @@ class MemoryStore:
         self.calls = 0
         self.fetched: list[list[str]] = []
 
-    def held(self, names: Sequence[str]) -> int:
+    def exist(self, names: Sequence[str]) -> list[bool]:
         self._call()
-        return next((i for i, name in enumerate(names) if name not in self.contents), len(names))
-
-    def last_held(self, names: Sequence[str]) -> int:
-        self._call()
-        return next((i for i in range(len(names), 0, -1) if names[i - 1] in self.contents), 0)
+        return [name in self.contents for name in names]
 
     def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
         self.fetched.append([*names])
@@ -71,8 +69,12 @@ def waiting(event: threading.Event) -> Callable[[], None]:
     return wait
 
 
-def filled(store: MemoryStore, patience: float = 0.2) -> StoreTier:
-    tier = StoreTier(store, SECRET, lambda: patience)
+def opened(store: MemoryStore, patience: float = 5.0) -> StoreTier:
+    return StoreTier(BoundedStore(store), SECRET, lambda: patience)
+
+
+def filled(store: MemoryStore) -> StoreTier:
+    tier = opened(store, 0.2)
     for i, key in enumerate(KEYS[:3]):
         tier.put(key, parts(i))
     assert tier.flush(10)
@@ -82,7 +84,7 @@ def filled(store: MemoryStore, patience: float = 0.2) -> StoreTier:
 def test_another_process_finds_the_chunks() -> None:
     store = MemoryStore()
     filled(store).close()
-    tier = StoreTier(store, SECRET, lambda: 5.0)
+    tier = opened(store)
     assert KEYS[0] not in tier  # not asked yet
     assert tier.held(KEYS) == 3
     assert KEYS[0] in tier
@@ -97,7 +99,7 @@ def test_another_process_finds_the_chunks() -> None:
 def test_chunks_of_another_key_are_not_found() -> None:
     store = MemoryStore()
     filled(store).close()
-    stranger = StoreTier(store, bytes(32), lambda: 5.0)
+    stranger = StoreTier(BoundedStore(store), bytes(32), lambda: 5.0)
     assert stranger.held(KEYS) == 0
     stranger.close()
 
@@ -111,7 +113,7 @@ def test_a_store_that_lies_is_refused(change: str) -> None:
     flipped = content[:-1] + bytes([content[-1] ^ 1])
     wrong = {"cut": content[:-7], "bit": flipped, "swap": store.contents[names[1]], "empty": b""}
     store.contents[names[0]] = wrong[change]
-    tier = StoreTier(store, SECRET, lambda: 5.0)
+    tier = opened(store)
     assert tier.held(KEYS) == 3
     assert tier.get(KEYS[0]) is None
     assert tier.refused == 1
@@ -124,7 +126,7 @@ def test_a_store_that_lags_delays_no_longer_than_computing_and_is_left_alone() -
     filled(store).close()
     hangs = threading.Event()
     store.fault = waiting(hangs)
-    tier = StoreTier(store, SECRET, lambda: 0.05)
+    tier = opened(store, 0.05)
     begun = time.monotonic()
     assert tier.held(KEYS) == 0
     first = time.monotonic() - begun
@@ -149,7 +151,7 @@ def test_a_store_that_is_gone_loses_chunks_and_nothing_else() -> None:
         raise ConnectionError("refused")
 
     store.fault = gone
-    tier = StoreTier(store, SECRET, lambda: 5.0)
+    tier = opened(store)
     assert tier.held(KEYS) == 0
     tier.put(KEYS[0], parts(0))
     assert tier.flush(10)
@@ -170,7 +172,7 @@ def test_a_full_store_loses_chunks_and_answers_later() -> None:
 
     refusing = Full()
     refusing.contents = store.contents
-    tier = StoreTier(refusing, SECRET, lambda: 5.0)
+    tier = opened(refusing)
     tier.put(KEYS[3], parts(3))
     assert tier.flush(10)
     assert tier.given_up == 1
@@ -180,7 +182,7 @@ def test_a_full_store_loses_chunks_and_answers_later() -> None:
 
 
 def test_more_than_the_queue_holds_is_dropped() -> None:
-    tier = StoreTier(MemoryStore(), SECRET, lambda: 5.0, max_pending_bytes=10)
+    tier = StoreTier(BoundedStore(MemoryStore()), SECRET, lambda: 5.0, max_pending_bytes=10)
     tier.put(KEYS[0], parts(0))
     assert tier.given_up == 1
     tier.close()
@@ -190,7 +192,7 @@ def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.Monkey
     monkeypatch.setattr("carryall.runtime.engine.kv.tiers.store._CLOSE_SECONDS", 0.2)
     store, hangs = MemoryStore(), threading.Event()
     store.fault = waiting(hangs)
-    tier = StoreTier(store, SECRET, lambda: 5.0)
+    tier = opened(store)
     tier.put(KEYS[0], parts(0))
     begun = time.monotonic()
     tier.close()
@@ -201,13 +203,13 @@ def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.Monkey
 
 def test_chunks_are_read_ahead_of_those_who_ask() -> None:
     store = MemoryStore()
-    writer = StoreTier(store, SECRET, lambda: 5.0)
+    writer = opened(store)
     keys = [bytes([i]) * 32 for i in range(40)]
     for i, key in enumerate(keys):
         writer.put(key, parts(i))
     assert writer.flush(10)
     writer.close()
-    tier = StoreTier(store, SECRET, lambda: 5.0)
+    tier = opened(store)
     for i, key in enumerate(keys):
         found = tier.get(key, keys[i + 1 : i + 9])
         assert found is not None
@@ -221,9 +223,10 @@ def test_chunks_are_read_ahead_of_those_who_ask() -> None:
 def test_chunks_that_were_read_ahead_in_vain_are_dropped() -> None:
     store = MemoryStore()
     filled(store).close()
-    tier = StoreTier(store, SECRET, lambda: 5.0)
+    bounded = BoundedStore(store)
+    tier = StoreTier(bounded, SECRET, lambda: 5.0)
     assert tier.get(KEYS[0], KEYS[1:3]) is not None
-    assert wait(tier._reads._ahead.values(), 10).not_done == set()
+    assert wait(bounded._ahead.values(), 10).not_done == set()
     store.contents.clear()
     assert tier.get(KEYS[2]) is not None  # it was read
     assert tier.get(KEYS[0], KEYS[1:3]) is None
@@ -235,7 +238,7 @@ def test_chunks_that_were_read_ahead_in_vain_are_dropped() -> None:
 def test_a_fault_behind_the_first_chunk_ends_what_is_read_ahead(change: str) -> None:
     store = MemoryStore()
     filled(store).close()
-    tier = StoreTier(store, SECRET, lambda: 5.0)
+    tier = opened(store)
     name, good = file_name(KEYS[1], SECRET), dict(store.contents)
     if change == "fails":
 
@@ -264,7 +267,7 @@ def test_the_own_tiers_come_first(tmp_path: Path) -> None:
     disk = DiskTier(tmp_path, 1 << 20, SECRET)
     disk.put(KEYS[0], parts(9))
     disk.flush()
-    tier = HostTier(1 << 20, StoreTier(store, SECRET, lambda: 5.0, disk))
+    tier = HostTier(1 << 20, StoreTier(BoundedStore(store), SECRET, lambda: 5.0, disk))
     assert tier.shared
     tier.put(KEYS[3], parts(3))
     assert tier.held(KEYS) == 4  # on disk, in the store, in memory
@@ -280,7 +283,8 @@ def test_the_own_tiers_come_first(tmp_path: Path) -> None:
 def test_a_folder_of_a_file_system_is_a_store(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     store = open_store(f"file://{tmp_path}/kv [a-z]*")  # no pattern
-    assert isinstance(store, FileSystemStore)
+    assert isinstance(store, BoundedStore)
+    assert isinstance(store.client, FileSystemStore)
     tier = StoreTier(store, SECRET, lambda: 5.0)
     tier.put(KEYS[0], parts(0))
     assert tier.flush(10)
