@@ -192,13 +192,13 @@ def main() -> None:
         stack.callback(store.process.terminate)
         services = [stack.enter_context(served(args, store, size)) for size in ("0", "0", "4GB")]
         costs = measured(services[0], services[1], services[2], store, args)
-    print(f"{args.tokens} tokens, {store.name}, milliseconds: median, quartiles, mean")
+    print(f"{args.tokens} tokens, {store.name}, milliseconds: median (quartiles), least tenth, mean")
     for name, values in costs.items():
         for kind, each in zip(("", ", processors", ", store"), zip(*values, strict=True), strict=True):
             ordered, count = sorted(each), len(each)
-            low, middle, high = ordered[count // 4], ordered[count // 2], ordered[3 * count // 4]
-            mean = statistics.mean(each)
-            print(f"{name}{kind} ({count}): {middle:.0f} ({low:.0f} to {high:.0f}), {mean:.1f}")
+            tenth, low, middle, high = (ordered[int(count * share)] for share in (0.1, 0.25, 0.5, 0.75))
+            print(f"{name}{kind} ({count}): {middle:.0f} ({low:.0f} to {high:.0f}), {tenth:.0f}, ", end="")
+            print(f"{statistics.mean(each):.1f}")
 
 
 if __name__ == "__main__":

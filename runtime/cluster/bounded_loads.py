@@ -2,7 +2,8 @@
 
 Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA 2018): a session's requests go
 to the first replica of its ring whose load is below a multiple of the mean, so that prefixes stay where they
-are and no replica is flooded by the sessions that fall to it.
+are and no replica is flooded by the sessions that fall to it. Replicas that hold equally much of a prompt
+share its requests by their loads, since a prefix that many ask for at once is soon held by several.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ _FREE = 4
 
 
 def ranked(
-    replicas: Sequence[Replica], load: Callable[[Replica], int], total: int, count: int
+    ring: Sequence[Replica],
+    others: Sequence[Replica],
+    held: Callable[[Replica], int],
+    load: Callable[[Replica], int],
 ) -> list[Replica]:
-    """Return the replicas of a session in the order in which they are to be asked.
+    """Return replicas of a request in the order in which they are to be asked.
 
     Args:
-        replicas: in the order of its ring.
+        ring: replicas in the order of the session's ring.
+        others: all replicas; those that hold a part of the prompt are asked too.
+        held: returns how much of the prompt a replica holds.
         load: returns the requests in progress of a replica.
-        total: requests in progress of all replicas.
-        count: the number of all replicas.
     """
-    bound = max(_FREE, math.ceil(_BOUND * (total + 1) / max(1, count)))
-    fitting = [replica for replica in replicas if load(replica) < bound]
-    return fitting + [replica for replica in replicas if replica not in fitting]
+    bound = max(_FREE, math.ceil(_BOUND * (sum(map(load, others)) + 1) / max(1, len(others))))
+    order = [*ring, *(each for each in others if held(each) and each not in ring)]
+    order.sort(key=lambda each: (load(each) >= bound, -held(each), load(each) if held(each) else 0))
+    return order

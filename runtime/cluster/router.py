@@ -26,17 +26,12 @@ class PrefixRouter(ConsistentHashRouter):  # type: ignore[misc]
             return list(ranks)
         cache = self.replica_queue_len_cache
         loads = {replica.replica_id: cache.get(replica.replica_id) or 0 for replica in candidate_replicas}
-        chunks = _chunks(pending_request)
-        held = prefix_index.INDEX.held(chunks)
-        holding = [each for each in candidate_replicas if each.replica_id.unique_id in held]
-        order = [rank[0] for rank in ranks]
-        order += [each for each in holding if each not in order]
-        order.sort(key=lambda each: -held.get(each.replica_id.unique_id, 0))  # else as in the ring
+        held = prefix_index.INDEX.held(_chunks(pending_request))
         replicas = ranked(
-            order,
+            [rank[0] for rank in ranks],
+            candidate_replicas,
+            lambda replica: held.get(replica.replica_id.unique_id, 0),
             lambda replica: loads.get(replica.replica_id, 0),
-            sum(loads.values()),
-            len(loads),
         )
         return [[replica] for replica in replicas]
 

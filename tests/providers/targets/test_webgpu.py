@@ -8,18 +8,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from device_stand_ins import WebGpuOnCpu
 from lowered_forms import CONTEXT, decoder
 from slot_models import save_slot_model
 from tiny_models import write_tiny
+from tiny_vlms import write_vlm
+from tower_feeds import feeds_of
 
+import carryall
 from carryall import LLM, SamplingParams
-from carryall.contract import SLIDING_WINDOWS
+from carryall.contract import GROUPS, IMAGE_STATES, SLIDING_WINDOWS
 from carryall.errors import GraphError, ProviderRuntimeError, ProviderUnavailableError, UsageError
 from carryall.exporter.demo import demo_path
+from carryall.exporter.package import VISION_FILE
+from carryall.graph_opt.graph.load import load_model as load_graph
 from carryall.graph_opt.graph.saving import save_model
+from carryall.graph_opt.lower.kernels import WEBGPU
+from carryall.graph_opt.lower.pipelines.towers import tower_passes
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import get_provider
 from carryall.providers.base import Row, RunnerConfig
@@ -269,3 +277,47 @@ def test_families_and_forms_on_the_device(
         runner.close()
     for ours, theirs in zip(*logits, strict=True):
         np.testing.assert_allclose(theirs, ours, atol=2e-4 * np.abs(ours).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl", "gemma3"])
+def test_towers_on_the_device(device: WebGpuProvider, family: str, tmp_path: Path) -> None:
+    """A lowered tower computes on the adapter what its portable graph says, in groups below 32 patches."""
+    carryall.export(write_vlm(tmp_path / "checkpoint", family), tmp_path / "package")
+    portable = tmp_path / "package" / VISION_FILE
+    lowered = pipeline.run(load_graph(portable), tower_passes(WEBGPU, int8=False))[0]
+    save_model(lowered, tmp_path / "lowered.onnx")
+    ours = device.session(tmp_path / "lowered.onnx", RunnerConfig())
+    cpu = get_provider("cpu")
+    reference = cpu.session(portable, cpu.resolve_options(RunnerConfig()))
+    runs = feeds_of(tmp_path / "package")
+    assert len(runs) >= 2
+    for feeds in runs:
+        longest = feeds[GROUPS].shape[1]
+        piece = max(size for size in range(1, 32) if longest % size == 0)
+        assert piece >= 16
+        feeds[GROUPS] = feeds[GROUPS].reshape(-1, piece)
+        expected = reference.run([IMAGE_STATES], feeds)[0]
+        found = ours.run([IMAGE_STATES], feeds)[0]
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-4 * np.abs(expected).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [31, 32, 72])
+def test_attention_of_many_tokens_is_wrong_in_software_only(
+    device: WebGpuProvider, tokens: int, tmp_path: Path
+) -> None:
+    """A limit of plugin 0.4.0; if this fails, the table in docs/webgpu.md is out of date."""
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        tower (float[1, n, 64] q, float[1, n, 64] k, float[1, n, 64] v) => (float[1, n, 64] y)
+        { y = com.microsoft.MultiHeadAttention<num_heads = 2>(q, k, v) }"""
+    path = tmp_path / "attention.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((1, tokens, 64)).astype(np.float32) for name in "qkv"}
+    cpu = get_provider("cpu")
+    (expected,) = cpu.session(path, cpu.resolve_options(RunnerConfig())).run(None, feeds)
+    (found,) = device.session(path, RunnerConfig()).run(None, feeds)
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    assert (error > 0.05) == (tokens >= 32 and device.is_software(device.checked_options({})))
+    assert error > 0.05 or error < 1e-5

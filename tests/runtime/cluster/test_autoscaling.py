@@ -1,4 +1,4 @@
-"""The number of replicas follows the tokens that wait, and a session its replica unless that is flooded."""
+"""The number of replicas follows the tokens that wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from carryall.errors import UsageError
 from carryall.runtime.cluster.autoscaling import WaitingTokens, wanted_replicas
-from carryall.runtime.cluster.bounded_loads import ranked
 from carryall.runtime.service.core.config import ServerConfig
 
 
@@ -28,20 +27,6 @@ def test_the_policy_reads_the_sum_of_all_replicas() -> None:
     )
     assert WaitingTokens(8000)(context) == (4, {})
     assert WaitingTokens(8000)(types.SimpleNamespace(aggregated_metrics=None)) == (1, {})
-
-
-@pytest.mark.parametrize(
-    ("loads", "order"),
-    [
-        ([0, 0, 0], [0, 1, 2]),
-        ([3, 0, 0], [0, 1, 2]),  # few requests share a step
-        ([9, 8, 8], [0, 1, 2]),
-        ([14, 5, 5], [1, 2, 0]),
-        ([30, 20, 2], [1, 2, 0]),
-    ],
-)
-def test_a_session_leaves_a_replica_that_has_far_more_than_others(loads: list[int], order: list[int]) -> None:
-    assert ranked([0, 1, 2], loads.__getitem__, sum(loads), 3) == order
 
 
 def test_fewer_at_most_than_at_least_is_refused() -> None:

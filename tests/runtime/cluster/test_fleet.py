@@ -143,6 +143,38 @@ def test_eight_replicas_serve_a_load_and_lose_one_in_mid_stream(cluster: str, mo
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_flood_on_one_prefix_is_shared_by_the_replicas(cluster: str, model: Path) -> None:
+    async def scenario() -> None:
+        async with client() as ask:
+            _, rules = await cached(ask, RULES)
+            before = {process.pid: sum(process.cpu_times()[:2]) for process in replicas()}
+            prompts = [f"{RULES}\ndef function_{n}(x):" for n in range(64)]
+
+            async def answered(prompt: str) -> int:
+                answer = await ask.completions.create(
+                    model="toy", prompt=prompt, max_tokens=100, temperature=0, extra_body={"ignore_eos": True}
+                )
+                assert answer.choices[0].finish_reason == "length"
+                assert answer.usage
+                details = answer.usage.prompt_tokens_details
+                return (details.cached_tokens or 0) if details else 0
+
+            hits = await asyncio.gather(*map(answered, prompts))
+            used = [sum(process.cpu_times()[:2]) - before[process.pid] for process in replicas()]
+            shares = [each / sum(used) for each in used]
+            found = sum(hit > 0.9 * rules for hit in hits)
+            print(f"{found} of 64 prompts found the rules; shares of the work", [f"{s:.2f}" for s in shares])
+            assert max(shares) < 0.3
+            assert sum(share > 0.03 for share in shares) >= 6  # 8 / 1.5: then no replica has too many
+            assert found >= 64 - 24  # replicas that compute the rules for several at once
+
+    with serving(cluster, model, "--replicas", "8", "--num-threads", "1", "--max-slots", "16"):
+        asyncio.run(scenario())
+    assert replicas() == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_an_update_fails_no_request(cluster: str, model: Path) -> None:
     async def scenario(old: subprocess.Popen[str]) -> None:
         async with client() as ask:

@@ -10,15 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
-from seeing_golden import pictures
 from tiny_vlms import VISION_CONFIG, write_vlm
+from tower_feeds import feeds_of
 from vision_golden import picture
 
 import carryall
 from carryall import LLM, SamplingParams
 from carryall.contract import GROUPS, IMAGE_STATES
 from carryall.errors import ProviderRuntimeError, UsageError
-from carryall.exporter.image_processor import IMAGE_PROCESSOR_FILE, read_image_processor
 from carryall.graph_opt.graph.load import load_model
 from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.lower.attention.patch_rows import PatchRowsPass
@@ -30,7 +29,6 @@ from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
 from carryall.providers.native.library import find_library
-from carryall.runtime.images.encoding import ImageEncoder
 from carryall.runtime.models.sight import open_tower
 from carryall.runtime.models.tower_graph import tower_graph
 from carryall.runtime.models.tower_rows import TowerRows
@@ -54,21 +52,6 @@ def operators(model: Path) -> Counter[str]:
 
 def states(model: Path, feeds: Any) -> Any:
     return get_provider("cpu").session(model, resolved()).run([IMAGE_STATES], feeds)[0]
-
-
-def feeds_of(package: Path) -> list[Any]:
-    """The inputs of each run for two pictures, whose units have one shape in a run."""
-    found: list[Any] = []
-
-    def keep(feeds: Any) -> Any:
-        found.append(dict(feeds))
-        return reference.run([IMAGE_STATES], dict(feeds))[0]
-
-    reference = get_provider("cpu").session(package / "vision.onnx", resolved())
-    encoder = ImageEncoder(read_image_processor(package / IMAGE_PROCESSOR_FILE), keep)
-    for each in pictures():
-        encoder.states(encoder.prepare(each))
-    return found
 
 
 @pytest.fixture(scope="module")

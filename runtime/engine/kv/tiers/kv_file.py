@@ -50,8 +50,11 @@ class DamagedFileError(ValueError):
 
 
 def file_name(key: bytes, secret: bytes) -> str:
-    """Return the file name of a chunk: a keyed hash of the chunk's key."""
-    return hashlib.blake2b(key, key=secret, digest_size=_NAMED, person=b"kv name").hexdigest()
+    """Return the file name of a chunk: a keyed hash of the chunk's key.
+
+    Files of another version have other names, so that services of both versions can share a store.
+    """
+    return hashlib.blake2b(key, key=secret, digest_size=_NAMED, person=_VERSION[:16]).hexdigest()
 
 
 def encode_chunk(key: bytes, parts: Parts, secret: bytes) -> bytearray:

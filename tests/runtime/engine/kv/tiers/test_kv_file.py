@@ -88,6 +88,12 @@ def test_without_the_key_chunks_cannot_be_forged_or_recognized(tmp_path: Path) -
     assert len({KEY.hex(), file_name(KEY, SECRET), file_name(KEY, stranger)}) == 3
 
 
+def test_services_of_two_versions_do_not_meet_in_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = file_name(KEY, SECRET)
+    monkeypatch.setattr(kv_file, "_VERSION", b"carryall-kv 5 ")
+    assert file_name(KEY, SECRET) != name
+
+
 def test_gmac_without_cryptography_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
