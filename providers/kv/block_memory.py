@@ -40,6 +40,7 @@ class BlockShape:
         window: the sliding window in tokens, including the token itself; 0 is none.
         paired: whether the kernel holds pairs of bfloat16, see its ``attention.h``.
         group: the index of its group of layers, whose block table its layers read.
+        one: whether it holds the keys of a layer, stored as values, which they are too.
     """
 
     heads: int
@@ -48,6 +49,7 @@ class BlockShape:
     window: int = 0
     paired: bool = False
     group: int = 0
+    one: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -59,7 +61,7 @@ class BlockMemory:
     """The caches of a model, [blocks, heads, size, row_bytes] bytes each.
 
     Args:
-        shapes: a block of each cache, by name; keys and values of a layer follow each other.
+        shapes: a block of each cache, by name; keys and values of a layer follow each other, or one is both.
         blocks: number of blocks.
         cache_type: ``float32``, ``bfloat16`` or ``int8``.
 
@@ -83,7 +85,7 @@ class BlockMemory:
     def layout(self) -> str:
         """What ``read`` returns, for ``RunnerInfo.kv_layout``."""
         shapes = (
-            f"{name} {list(cache.shape[1:])}{' in pairs' if self.shapes[name].paired else ''}"
+            f"{name} {list(cache.shape[1:])}{_layout_of(self.shapes[name])}"
             for name, cache in self.caches.items()
         )
         return f"carryall blocks 2 {self._type}: {'; '.join(shapes)}"
@@ -126,9 +128,10 @@ class BlockMemory:
         eviction: KVEviction,
     ) -> None:
         """Move the kept rows of ``blocks`` to the first rows of ``targets``; see ``BlockLayer.evict_kv``."""
-        names, first, last = list(self.caches), eviction.sinks, held - eviction.recent
-        for keys, values in zip(names[::2], names[1::2], strict=True):
-            shape = self.shapes[keys]
+        first, last = eviction.sinks, held - eviction.recent
+        left = iter(self.shapes.items())
+        for keys, shape in left:
+            values = keys if shape.one else next(left)[0]
             own_blocks, heads = blocks[shape.group], shape.heads
             chosen = chosen_rows(self._rows(keys, own_blocks, held), eviction, windowed=shape.window > 0)
             ends = [np.tile(np.arange(*end), (heads, 1)) for end in ((0, first), (last, held))]
@@ -136,7 +139,8 @@ class BlockMemory:
             source = self._places(keys, own_blocks, kept)
             rows = np.tile(np.arange(eviction.kept), (heads, 1))
             target = self._places(keys, targets[shape.group], rows)
-            for view in [*self._views(keys, keys=True), *self._views(values, keys=False)]:
+            views = [] if shape.one else self._views(keys, keys=True)
+            for view in [*views, *self._views(values, keys=False)]:
                 view[target] = view[source]
 
     def _places(self, name: str, blocks: Sequence[int], rows: Array) -> tuple[Array, ...]:
@@ -175,13 +179,17 @@ class BlockMemory:
         if shape.window:
             return np.empty((shape.heads, held, 0), np.float32)
         places = self._places(name, blocks, np.tile(np.arange(held), (shape.heads, 1)))
-        parts = [view[places].astype(np.float32) for view in self._views(name, keys=True)]
+        parts = [view[places].astype(np.float32) for view in self._views(name, keys=not shape.one)]
         if self._type == "int8":  # [..., width / 4, 4]; the transform of keys leaves angles as they are
             return (parts[0].reshape(*places[0].shape, -1) - _MIDDLE) * parts[1][..., None]
         if shape.paired:  # [..., width / 32, planes, 16, 2]
             summed: Array = parts[0].sum(-3)
             return summed.swapaxes(-1, -2).reshape(*places[0].shape, -1)
         return parts[0]
+
+
+def _layout_of(shape: BlockShape) -> str:
+    return " in pairs" if shape.paired else " as values" if shape.one else ""
 
 
 def _span(blocks: Sequence[int]) -> slice | list[int]:

@@ -19,7 +19,7 @@ from ...contract import (
     LORA_MASK,
 )
 from ...errors import GraphError, ProviderRuntimeError
-from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, TABLE, table_input, width_of
+from ...graph_opt.lower.paged_kv import CACHE_TYPE, CACHE_TYPES, COMPRESSED, TABLE, table_input, width_of
 from ...records import dataclass
 from ..base import KVEviction, RunnerConfig
 from ..kv.block_memory import BlockMemory, BlockShape
@@ -53,6 +53,8 @@ def _shapes(graph: DecoderGraph) -> tuple[dict[str, BlockShape], list[str]]:
         width: stores_pairs(width_of(width, kind), size, CACHE_TYPES[kind])
         for width in {spec.width for spec in graph.caches.values()}
     }
+    # Compressed keys are the values too. Pairs and int8 have other layouts for keys than for values.
+    one = {width for width in paired if COMPRESSED in graph.metadata and kind != "int8" and not paired[width]}
     shapes = {
         name: BlockShape(
             spec.heads,
@@ -61,10 +63,17 @@ def _shapes(graph: DecoderGraph) -> tuple[dict[str, BlockShape], list[str]]:
             windows[name],
             paired=paired[spec.width],
             group=tables.index(by_cache[name]),
+            one=spec.width in one,
         )
         for name, spec in graph.caches.items()
+        if spec.width not in one or _keys_of(name) == name
     }
     return shapes, tables
+
+
+def _keys_of(cache: str) -> str:
+    """Return the name of the cache of keys of the same layer."""
+    return cache.removesuffix(".value") + ".key" if cache.endswith(".value") else cache
 
 
 def _groups(shapes: Collection[BlockShape], count: int) -> KVGroups:
@@ -121,6 +130,9 @@ class HostPagedSession:
         self.session, self._memory, self._tables = session, memory, tables
         self._inputs = {value.name for value in session.get_inputs()}
         held: dict[str, npt.NDArray[Any]] = {**memory.caches, **states}
+        for name in self._inputs - held.keys():
+            if _keys_of(name) in memory.caches:  # one cache is both
+                held[name] = memory.caches[_keys_of(name)]
         self._caches = {name: shared_value(array) for name, array in held.items()}
         self._bound: dict[tuple[int, ...], _Bound] = {}
         self._logits = np.empty((0, 1, vocab_size), np.float32)

@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import AddedToken
 
 from ...records import dataclass
 
 _MOST = 8  # texts
 _LEAST = 4096  # characters that are worth looking for
-
-
-class Added(Protocol):
-    """An added token, as ``tokenizers.AddedToken``."""
-
-    content: str
-    lstrip: bool
-    rstrip: bool
-    normalized: bool
-    single_word: bool
 
 
 def common_length(first: str, second: str) -> int:
@@ -53,7 +43,7 @@ class KnownTexts:
         added: the added tokens of the tokenizer, by id.
     """
 
-    def __init__(self, added: Mapping[int, Added]) -> None:
+    def __init__(self, added: Mapping[int, AddedToken]) -> None:
         contents = [token.content for token in added.values()]
         self._cuts = {token.content: token_id for token_id, token in added.items() if _cuts(token, contents)}
         self._texts: list[_Known] = []  # the newest last
@@ -105,7 +95,7 @@ class KnownTexts:
             self._texts = [*others[1 - _MOST :], known]
 
 
-def _cuts(token: Added, contents: Sequence[str]) -> bool:
+def _cuts(token: AddedToken, contents: Sequence[str]) -> bool:
     """Whether a token is taken wherever its text stands, and nothing beside it changes."""
     text = token.content
     if not text or token.lstrip or token.rstrip or token.normalized or token.single_word:

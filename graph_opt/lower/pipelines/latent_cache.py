@@ -4,8 +4,8 @@
     out = attention(q, k, v)                out = (attention(q', k', v') without the rotary part) Wv
 
 The products with Wk and Wv by head move from the keys and values to the queries and results (DeepSeek-V2,
-https://arxiv.org/abs/2405.04434, section 2.1.2). A cached token takes twice the elements of c and its rotary
-part: the kernel keeps keys and values in different layouts.
+https://arxiv.org/abs/2405.04434, section 2.1.2). The rotary part of the results is left out, so the rotated
+keys may be the values too: the runner binds one cache to both inputs, where the kernel reads it so.
 """
 
 from __future__ import annotations

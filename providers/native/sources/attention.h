@@ -9,6 +9,8 @@
 // `width` is the head size, rounded up to a multiple of 16. The last axis of int8 keys are elements, that of values
 // positions; a byte is a value plus 128. Keys are transformed before they are rounded, see attention_quads.h.
 //
+// If both caches are the same memory (`one`), keys of float32 or bfloat16 are stored as values, and are the values too.
+//
 // Kernels whose `paired` says so hold float32 and bfloat16 otherwise, in tiles of 16 lines of 16 pairs of bfloat16. A
 // float is a high tile and a low one behind it, whose sum it is, with an error of 2^-17:
 //   keys    of 16 positions: [width / 32] tiles; lines are elements i and i + 16, columns positions
@@ -42,6 +44,7 @@ struct AttentionSizes {
   CacheType cache = CacheType::float32;
   float scale = 1, softcap = 0;
   int64_t reach = 0;           // the largest distance that has a bias of its own; 0 without biases
+  bool one = false;            // whether keys are stored as values, which they are too
 
   CARRYALL_INLINE int64_t shared() const { return heads / kv_heads; }  // heads that share keys and values
   CARRYALL_INLINE int64_t width() const { return (size + 15) / 16 * 16; }

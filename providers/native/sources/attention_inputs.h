@@ -42,7 +42,7 @@ inline OrtStatus* read_sizes(const OrtApi* api, const OrtKernelInfo* info, Atten
 
 // Sets the caches, the rows and their block tables.
 inline const char* read_cache(const Tensor* inputs, Attention* a) {
-  const AttentionSizes& s = a->sizes;
+  AttentionSizes& s = a->sizes;
   for (size_t i : {kKeys, kValues}) {
     const Tensor& cache = inputs[i];
     const int64_t* shape = cache.dimensions;
@@ -52,6 +52,8 @@ inline const char* read_cache(const Tensor* inputs, Attention* a) {
   }
   a->keys = static_cast<uint8_t*>(inputs[kKeys].data);
   a->values = static_cast<uint8_t*>(inputs[kValues].data);
+  s.one = a->keys == a->values && a->keys != nullptr;
+  if (const char* complaint = s.complaint()) return complaint;
   a->blocks = inputs[kKeys].dimensions[0];
   a->rows = inputs[kPast].elements;
   if (inputs[kPast].rank != 1 || inputs[kBegins].rank != 1 || inputs[kBegins].elements != a->rows + 1)

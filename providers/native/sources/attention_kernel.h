@@ -138,6 +138,39 @@ inline void value_rows(const Tile& tile, const float* weights, const float* fact
   }
 }
 
+// The scores of some queries and keys that are stored as values: sums over 16 lanes in order, then over these.
+template <class Source, int kRows, class V>
+inline void score_stored_values(const Tile& tile, const float* queries, int64_t width, int64_t size, float* scores) {
+  constexpr int kKeys = V::kTogether > 1 ? 2 : 1;
+  for (int64_t n = tile.first / kKeys * kKeys; n < tile.last; n += kKeys) {
+    const uint8_t* group = tile.keys[n / kGroupPositions];
+    const int64_t at = n % kGroupPositions * width;
+    V sums[kRows][kKeys];
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 2
+      for (int k = 0; k < kKeys; k++) sums[m][k] = V::all(0.0f);
+    for (int64_t d = 0; d < width; d += 16) {
+      V keys[kKeys];
+#pragma GCC unroll 2
+      for (int k = 0; k < kKeys; k++) keys[k] = Source::load(group, at + k * width + d);
+      if (d + 16 > size)
+#pragma GCC unroll 2
+        for (int k = 0; k < kKeys; k++) keys[k] = only_lanes(keys[k], 0, size - d, 0.0f);
+#pragma GCC unroll 8
+      for (int m = 0; m < kRows; m++) {
+        const V query = V::load(queries + m * width + d);
+#pragma GCC unroll 2
+        for (int k = 0; k < kKeys; k++) sums[m][k] = fused(query, keys[k], sums[m][k]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; m++)
+#pragma GCC unroll 2
+      for (int k = 0; k < kKeys; k++) scores[m * kTilePositions + n + k] = sum_of(sums[m][k]);
+  }
+}
+
 // Biases of 16 positions, the first of them `distance` behind the query (before it if that is negative).
 template <class V>
 inline V near_of(const float* near, int64_t reach, int64_t distance) {
@@ -309,6 +342,9 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
       tile.next_keys[g] = a.group(a.keys, item.row, item.head, next >= all.last ? base + tile.first : next);
     }
     for_rows<V>(count, halves, [&](int64_t m, auto rows, auto fetched, auto source) {
+      if (s.one)
+        return score_stored_values<decltype(source), decltype(rows)::value, V>(tile, memory->queries + m * width, width,
+                                                                              s.size, memory->scores + m * kTilePositions);
       score_rows<decltype(fetched)::value, decltype(source), decltype(rows)::value, V>(
           tile, memory->queries + m * width, width, s.size, memory->scores + m * kTilePositions);
     });
@@ -330,7 +366,8 @@ inline void attend_part(const Attention& a, const AttentionItem& item, int64_t p
         memset(scores, 0, sizeof(float) * static_cast<size_t>(kTilePositions));
     }
     for (int64_t g = tile.first / kGroupPositions; g < (tile.last + 15) / kGroupPositions; g++)
-      tile.values[g] = converted ? read_group<V>(s, tile.own_values[g], memory->values + g * kGroupPositions * width)
+      tile.values[g] = s.one       ? tile.keys[g]
+                       : converted ? read_group<V>(s, tile.own_values[g], memory->values + g * kGroupPositions * width)
                                  : tile.own_values[g];
     for_rows<V>(count, halves, [&](int64_t m, auto rows, auto fetched, auto source) {
       value_rows<decltype(fetched)::value, decltype(source), decltype(rows)::value, V>(
@@ -350,6 +387,7 @@ void attend(const Attention& a, const AttentionItem& item, int64_t first_part, i
     const int64_t query = item.first + m, token = a.begins[item.row] + query / shared;
     const float* x = a.query + token * a.query_step + (item.head * shared + query % shared) * s.size;
     rotate<V>(a, token, x, s.scale, memory.queries + m * width);
+    for (int64_t i = s.size; i < width; i++) memory.queries[m * width + i] = 0.0f;
   }
   if (item.states != nullptr) {
     for (int64_t part = first_part; part < last_part; part++)

@@ -183,7 +183,7 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
 
 // The sizes of which the cache may hold pairs.
 inline bool pairable(const AttentionSizes& s) {
-  return s.reach == 0 && s.cache != CacheType::int8 && s.width() <= kPairedHead && s.width() % kStep == 0 && s.block % kStep == 0;
+  return s.reach == 0 && !s.one && s.cache != CacheType::int8 && s.width() <= kPairedHead && s.width() % kStep == 0 && s.block % kStep == 0;
 }
 
 template <class Engine>

@@ -77,8 +77,8 @@ void write_rows(const Attention& a, int64_t first, int64_t last) {
   const AttentionSizes& s = a.sizes;
   each_new_row<V>(a, first, last, [&](const float* key, const float* value, int64_t row, int64_t head, int64_t position) {
     const int64_t lane = position % kGroupPositions;
-    store_row(s, key, a.group(a.keys, row, head, position), lane, kGroupPositions);
-    store_row(s, value, a.group(a.values, row, head, position), lane * s.width(), 1);
+    if (!s.one) store_row(s, key, a.group(a.keys, row, head, position), lane, kGroupPositions);
+    store_row(s, s.one ? key : value, a.group(a.values, row, head, position), lane * s.width(), 1);
   });
 }
 

@@ -116,7 +116,7 @@ CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* fro
                                        int64_t size) {
   const AttentionSizes sizes{from->heads,  from->kv_heads,    from->size,
                              from->block,  from->window,      from->rotary,
-                             from->interleaved, static_cast<CacheType>(from->cache_type), from->scale, from->softcap};
+                             from->interleaved, static_cast<CacheType>(from->cache_type), from->scale, from->softcap, 0, from->keys == from->values};
   if (const char* wrong = sizes.complaint()) return complain(wrong, message, size);
   const Kernels* kernels = choose_kernels(isa);
   if (kernels == nullptr) return complain("there is no such instruction set", message, size);

@@ -58,7 +58,8 @@ class Delta:
 def _lines(keys: int, values: int) -> list[int]:
     """Return the ends, in lines of 16 floats, of the parts of a head: states, held key, its decays, its d."""
     key = -(-keys // 16)
-    return np.cumsum([values // 16 * keys, key, key, values // 16]).tolist()
+    ends: list[int] = np.cumsum([values // 16 * keys, key, key, values // 16]).tolist()
+    return ends
 
 
 def tiled(states: Floats) -> Floats:
@@ -75,10 +76,10 @@ def untiled(lines: Floats, keys: int, values: int) -> Doubles:
     """Return the states [places, heads, key, value] after the token that is held beside them, if any."""
     places, heads = lines.shape[:2]
     ends = _lines(keys, values)
-    states, key, decay, d, count = (
+    content, key, decay, d, count = (
         part.reshape(places, heads, -1).astype(np.float64) for part in np.split(lines, ends, axis=2)
     )
-    tiles = states.reshape(places, heads, values // 16, keys, 16).swapaxes(2, 3)
+    tiles = content.reshape(places, heads, values // 16, keys, 16).swapaxes(2, 3)
     states = tiles.reshape(places, heads, keys, values)
     factors = decay[..., :keys, None] if decay[..., 1:].any() else decay[..., :1, None]
     after = factors * states + key[..., :keys, None] * d[..., None, :]

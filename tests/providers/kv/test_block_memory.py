@@ -53,6 +53,31 @@ def test_attention_after_an_eviction_is_that_of_the_kept_tokens(
     np.testing.assert_allclose(found, attention(after, rounded=rounded), rtol=3e-5, atol=3e-5)
 
 
+@pytest.mark.parametrize("cache_type", ["float32", "bfloat16"])
+def test_what_is_left_of_one_cache_is_attended_to(library: Path, cache_type: str) -> None:
+    rng, kind = np.random.default_rng(0), CACHE_TYPES[cache_type]
+    case = random_case(rng, heads=(4, 2), size=20, lengths=[60], past=[0], block=32, cache=kind)
+    case.keys[0][[7, 31]] *= 9  # far from the mean
+    case.values = case.keys
+    cache = Cache(case, rng)
+    cache.keys[...] = 0
+    cache.values = cache.keys
+    run(library, "portable", case, cache)
+    memory = BlockMemory({KEY: BlockShape(2, 32, case.row_bytes, one=True)}, cache.blocks, cache_type)
+    memory.caches[KEY][...] = cache.keys
+    blocks = [int(block) for block in cache.table[0, :2]]
+    target = [block for block in range(cache.blocks) if block not in blocks][:1]
+    memory.evict_kv([blocks], [target], 60, KVEviction(kept=28, sinks=4, recent=22))
+    kept = [*range(4), 7, 31, *range(38, 60)]
+    after = random_case(rng, heads=(4, 2), size=20, lengths=[1], past=[28], block=32, cache=kind)
+    after.keys[0][:28] = case.keys[0][kept]
+    after.values = after.keys
+    cache.keys[...] = memory.caches[KEY]
+    cache.table = np.array([target], np.int32)
+    np.testing.assert_allclose(run(library, "portable", after, cache), attention(after), rtol=3e-5, atol=3e-5)
+    assert memory.layout == f"carryall blocks 2 {cache_type}: {KEY} [2, 32, {case.row_bytes}] as values"
+
+
 def test_blocks_are_copied_read_and_written() -> None:
     shape = BlockShape(2, 16, 64)
     memory = BlockMemory({KEY: shape, VALUE: shape}, 4, "float32")

@@ -198,6 +198,50 @@ def test_avx512_bf16_rounds_where_the_processor_has_it(library: Path) -> None:
         assert np.median(np.abs(found - attention(case))) > 1e-5
 
 
+@pytest.mark.parametrize("cache", [0, 1])
+@pytest.mark.parametrize(
+    ("heads", "size"), [((20, 1), 36), ((7, 1), 288), ((3, 1), 576), ((4, 2), 16), ((26, 1), 600)]
+)
+def test_one_cache_of_keys_that_are_the_values_too(
+    library: Path, heads: tuple[int, int], size: int, cache: int
+) -> None:
+    """The same bits on every instruction set, in pieces and with rows beside a row."""
+    rng = np.random.default_rng(size)
+    lengths, past = [70, 1, 5], [0, 300, 17]
+    case = random_case(rng, heads=heads, size=size, lengths=lengths, past=past, block=32, cache=cache)
+    case.values = case.keys
+    results = []
+    for isa in isas(library):
+        held = Cache(case, np.random.default_rng(1))
+        held.values = held.keys
+        before = random_case(rng, heads=heads, size=size, lengths=past, past=[0] * 3, block=32, cache=cache)
+        before.keys = before.values = [part[:n] for part, n in zip(case.keys, past, strict=True)]
+        run(library, isa, before, held)
+        results.append(run(library, isa, case, held, separate=0))
+    exact = attention(case)
+    np.testing.assert_allclose(results[0], exact, rtol=0, atol=2e-5 * np.abs(exact).max())
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    pieces = Cache(case, np.random.default_rng(2))
+    pieces.values = pieces.keys
+    alone, found = [part[:70] for part in case.keys[:1]], []
+    for begin, end in ((0, 33), (33, 34), (34, 70)):
+        piece = random_case(rng, heads=heads, size=size, lengths=[end - begin], past=[begin], cache=cache)
+        piece.block, piece.query = 32, case.query[begin:end]
+        piece.keys = piece.values = [part[:end] for part in alone]
+        pieces.table = pieces.table[:1]
+        found.append(run(library, isas(library)[0], piece, pieces))
+    np.testing.assert_array_equal(np.concatenate(found), results[0][:70])
+
+
+def test_one_cache_of_int8_is_refused(library: Path) -> None:
+    case = random_case(np.random.default_rng(0), heads=(2, 1), size=16, lengths=[3], past=[0], cache=2)
+    held = Cache(case, np.random.default_rng(0))
+    held.values = held.keys
+    with pytest.raises(ValueError, match="one cache for keys and values holds no int8"):
+        run(library, "portable", case, held)
+
+
 def small() -> Case:
     return random_case(
         np.random.default_rng(0), heads=(2, 1), size=16, lengths=[3, 1], past=[20, 40], rotary=8

@@ -67,9 +67,9 @@ def test_the_delta_rule_of_every_instruction_set_is_that_of_numpy_and_equal_in_b
     places = np.random.default_rng(seed).permutation(len(lengths) + 2)[: len(lengths)].tolist()
     case = random_case(seed, sum(lengths), len(lengths) + 2, heads, sizes, kind)
     outputs = [delta_rule(library, isa, case, lengths, places) for isa in isas(library)]
-    after = outputs[0][0], untiled(outputs[0][1], *sizes)
-    for result, right in zip(after, expected(case, lengths, places), strict=True):
-        np.testing.assert_allclose(result, right, rtol=0, atol=2e-5)
+    output, states = expected(case, lengths, places)
+    np.testing.assert_allclose(outputs[0][0], output, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(untiled(outputs[0][1], *sizes), states, rtol=0, atol=2e-5)
     for other in outputs[1:]:
         np.testing.assert_array_equal(other[0], outputs[0][0])
         np.testing.assert_array_equal(other[1], outputs[0][1])
