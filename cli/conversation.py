@@ -10,8 +10,6 @@ import click
 
 from ..errors import RequestError
 from ..runtime.api.llm import LLM
-from ..runtime.api.requests import RequestFactory
-from ..runtime.models.loading import LoadedModel
 from ..runtime.types.sampling_params import SamplingParams
 from . import generation
 from .pictures import Shown
@@ -28,13 +26,12 @@ class ConsoleChat:
     def __init__(
         self,
         llm: LLM,
-        requests: RequestFactory,
         params: SamplingParams,
         opening: list[dict[str, str]],
         lora: str | None = None,
         shown: Sequence[Shown] = (),
     ) -> None:
-        self._llm, self._requests, self._params, self._opening = llm, requests, params, opening
+        self._llm, self._params, self._opening = llm, params, opening
         self._lora, self._shown = lora, shown
         self.messages: list[dict[str, Any]] = list(opening)
 
@@ -48,7 +45,7 @@ class ConsoleChat:
         asked = [*self.messages, generation.user_message(message, self._shown if first else ())]
         said: list[str] = []
         try:
-            prompt = generation.unparsed(self._requests.chat_prompt(asked))
+            prompt = generation.unparsed(self._llm.requests.chat_prompt(asked))
             for piece, _ in generation.stream_text(self._llm, prompt, self._params, self._lora):
                 said.append(piece)
                 yield piece
@@ -80,13 +77,13 @@ class ConsoleChat:
             click.echo(f"error: {error}", err=True)
 
 
-def check_chat(loaded: LoadedModel, opening: list[dict[str, str]]) -> None:
-    """Check that a model can chat, before its engine is made.
+def check_chat(llm: LLM, opening: list[dict[str, str]]) -> None:
+    """Check that a model can chat.
 
     Raises:
         ChatTemplateError: the model has no chat template, or it does not take these messages.
     """
-    RequestFactory(loaded).chat_prompt([*opening, {"role": "user", "content": "?"}])
+    llm.requests.chat_prompt([*opening, {"role": "user", "content": "?"}])
 
 
 def _messages() -> Iterator[str]:

@@ -14,7 +14,7 @@ import click
 from ..errors import UsageError
 from ..providers.placement import Placement
 from ..runtime.api.llm import LLM
-from ..runtime.api.requests import ChatPrompt, Prompt, RequestFactory
+from ..runtime.api.requests import ChatPrompt, Prompt
 from ..runtime.models.config import ModelConfig
 from ..runtime.models.loading import LoadedModel, load_model
 from ..runtime.process.garbage import collector_paused
@@ -96,12 +96,10 @@ def user_message(text: str, shown: Sequence[Shown]) -> dict[str, Any]:
     return {"role": "user", "content": [*pictures, {"type": "text", "text": text}] if pictures else text}
 
 
-def chat_prompt(
-    loaded: LoadedModel, message: str, tools: Path | None, shown: Sequence[Shown] = ()
-) -> ChatPrompt:
+def chat_prompt(llm: LLM, message: str, tools: Path | None, shown: Sequence[Shown] = ()) -> ChatPrompt:
     """Render a message, and the functions of a file, with the model's chat template."""
     functions = None if tools is None else _functions(tools)
-    return RequestFactory(loaded).chat_prompt([user_message(message, shown)], tools=functions)
+    return llm.requests.chat_prompt([user_message(message, shown)], tools=functions)
 
 
 def unparsed(prompt: ChatPrompt) -> ChatPrompt:

@@ -30,7 +30,7 @@ def given_lines(texts: Sequence[str], lines: Path | None) -> list[str]:
         raise UsageError("give texts, or a file of them with --lines")
     if lines is None:
         return list(texts)
-    content = sys.stdin.read() if str(lines) == "-" else read_text(lines)
+    content = stdin_text() if str(lines) == "-" else read_text(lines)
     # Other separators that str.splitlines knows, such as U+2028, may be part of a text.
     all_lines = content.replace("\r\n", "\n").removesuffix("\n").split("\n")
     given = [line for line in all_lines if line.strip()]
@@ -39,3 +39,15 @@ def given_lines(texts: Sequence[str], lines: Path | None) -> list[str]:
     if len(given) < len(all_lines):
         click.echo(f"note: {len(all_lines) - len(given)} empty lines of {lines} are left out", err=True)
     return given
+
+
+def stdin_text() -> str:
+    """Return what comes on stdin.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    try:
+        return sys.stdin.buffer.read().decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin cannot be read: it is not UTF-8 text at byte {error.start}") from error

@@ -18,6 +18,12 @@ def sound_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command."""
     for option in (
         click.option("--words", is_flag=True, help="With --json, tell when each word in --audio is said."),
+        click.option(
+            "--num-beams",
+            type=int,
+            metavar="N",
+            help="Follow the N most likely transcripts of --audio at a time, which takes longer; default 1.",
+        ),
         click.option("--translate", is_flag=True, help="Write down --audio in English."),
         click.option(
             "--language",

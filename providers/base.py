@@ -319,7 +319,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy KV of positions [0, length) from slot ``source`` to slot ``target``."""
+        """Copy KV of positions [0, length), and the states kept there, from slot ``source`` to ``target``."""
 
     @abc.abstractmethod
     def release(self, slot: int) -> None:
@@ -520,6 +520,10 @@ class Provider(abc.ABC):
         Args:
             config: the options of the runner; ``context_length`` must be set, for the rope tables.
         """
+
+    def holds_angles(self, config: RunnerConfig) -> bool:
+        """Return whether a lowered graph holds rotary tables of all positions of a long context."""
+        return True
 
     def takes_stacks(self, config: RunnerConfig) -> bool:
         """Return whether ``passes`` lower experts in stacks, ``contract.EXPERT_STACKS``."""

@@ -32,7 +32,7 @@ IN_USE_SECONDS = 3600  # an entry returned within this time may still have files
 _DEFAULT_LIMIT_GB = 32.0
 # The number of the form of everything in the cache. Raise it with each change of an exporter, a pass or a
 # kernel's layout that changes what is written, so that what an earlier version wrote is made again.
-FORMAT = 34
+FORMAT = 36
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino")  # what they can run decides what is lowered
@@ -133,7 +133,8 @@ def _evict(parent: Path, limit: float) -> None:
     entries = []
     for record in parent.glob(f"[!.]*/{RECORD}"):
         with contextlib.suppress(OSError, ValueError):  # deleted meanwhile, or damaged
-            size = sum(facts.size for facts in read_manifest(read_entry(record.parent)["files"]).values())
+            files = read_manifest(read_entry(record.parent)["files"])
+            size = sum(share_of(record.parent / name) for name in files)
             entries.append((record.stat().st_mtime, record.parent, size))
     excess = sum(size for _, _, size in entries) - limit
     for used, folder, size in sorted(entries):
@@ -142,6 +143,16 @@ def _evict(parent: Path, limit: float) -> None:
         _log.info("cache entry %s is deleted: the cache exceeds its limit by %.1f GB", folder, excess / 1e9)
         discard(folder)
         excess -= size
+
+
+def share_of(file: Path) -> int:
+    """Return the bytes of a file on the disk, divided by its names: several entries may have it in common.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    stat = file.stat()
+    return stat.st_size // max(1, stat.st_nlink)
 
 
 def _publish(scratch: Path, folder: Path) -> None:

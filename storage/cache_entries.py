@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import dataclass
-from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry, sweep_deleted
+from .cache import IN_USE_SECONDS, RECORD, discard, limit_bytes, read_entry, share_of, sweep_deleted
 from .hashes import forget_missing_folders
 from .remembered import FACTS
 from .root import cache_root, unusable
@@ -37,7 +37,7 @@ class CacheEntry:
     Args:
         kind: one of ``KINDS``.
         path: its folder or file.
-        size: total size of its files in bytes.
+        size: bytes on the disk; a file that entries have in common is divided among them.
         used: when it was last made or used, in seconds since 1970.
         about: its description, such as ``model`` and ``provider``; empty if there is none.
     """
@@ -134,4 +134,4 @@ def _entry(kind: str, path: Path) -> CacheEntry:
     about: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         about = read_entry(path)["about"]
-    return CacheEntry(kind, path, sum(stat.st_size for stat in stats), used, about)
+    return CacheEntry(kind, path, sum(map(share_of, files)), used, about)

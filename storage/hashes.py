@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -28,9 +29,12 @@ LARGE_BYTES = 64 << 20  # a larger file of the cache is known by the sums of its
 _PART_BYTES = 64 << 20  # read by one thread
 _READ_BYTES = 1 << 20  # a multiple of a page
 _FOLDER = "hashes"
-_TICK = 0.02  # seconds; two ticks of the coarsest kernel clock, within which two changes have equal times
+_COARSE_CLOCK = 5  # Linux's CLOCK_REALTIME_COARSE, which files are stamped by
+# Seconds; two ticks of the clock of files, within which two changes have equal times.
+_TICK = 2 * (time.clock_getres(_COARSE_CLOCK) if sys.platform == "linux" else 0.01)
 _COARSE = 2.0  # seconds; the resolution of FAT, where times are whole seconds
 _BILLION = 10**9
+_WHOLE, _SUMS = "", "sums"  # kinds of digests
 
 Stamp = tuple[int, int, int, int]
 
@@ -94,13 +98,11 @@ class FolderHashes:
         return self._digest(name, _by_pages, reread=reread)
 
     def _digest(self, name: str, compute: Callable[[BufferedReader], str], *, reread: bool) -> str:
-        path, kind = self._folder / name, "" if compute is _whole else "sums"
-        entry = f"{name}\0{kind}" if kind else name
+        path, kind = self._folder / name, _WHOLE if compute is _whole else _SUMS
         stat = path.stat()
-        device, stamp = stat.st_dev, _stamp(stat)
-        known = None if reread else self._remembered(entry, stamp) or _in_process.get((kind, device, stamp))
+        known = None if reread else self.recall(name, stat).get(kind)
         if known is not None:
-            self._learn(entry, stamp, known)
+            self.learn(name, kind, stat, known)
             return known
         try:
             known, digest = _hash(path, compute)
@@ -108,18 +110,28 @@ class FolderHashes:
             error.filename = error.filename or str(path)  # a failed read names no file
             raise
         if digest is not None:
-            _in_process[kind, digest.st_dev, _stamp(digest)] = known
-            self._learn(entry, _stamp(digest), known)
+            self.learn(name, kind, digest, known)
         return known
 
-    def _learn(self, name: str, stamp: Stamp, digest: str) -> None:
-        if self._known.get(name) != (stamp, digest):
-            self._known[name] = (stamp, digest)
-            self._learned = True
+    def recall(self, name: str, stat: os.stat_result) -> dict[str, str]:
+        """Return the known digests of a file in its present state, by their kind."""
+        found, stamp = dict[str, str](), _stamp(stat)
+        for kind in (_WHOLE, _SUMS):
+            stored = self._known.get(_entry(name, kind))
+            digest = _in_process.get((kind, stat.st_dev, stamp))
+            if stored is not None and stored[0] == stamp:
+                digest = stored[1]
+            if digest is not None:
+                found[kind] = digest
+        return found
 
-    def _remembered(self, name: str, stamp: Stamp) -> str | None:
-        known = self._known.get(name)
-        return known[1] if known is not None and known[0] == stamp else None
+    def learn(self, name: str, kind: str, stat: os.stat_result, digest: str) -> None:
+        """Keep a digest of a file in a state that a later write is certain to end."""
+        entry = _stamp(stat), digest
+        _in_process[kind, stat.st_dev, entry[0]] = digest
+        if self._known.get(_entry(name, kind)) != entry:
+            self._known[_entry(name, kind)] = entry
+            self._learned = True
 
     def _read(self) -> dict[str, tuple[Stamp, str]]:
         try:
@@ -152,7 +164,28 @@ def remember_sums(path: Path, sums: str) -> None:
     """
     stat = path.stat()
     if _wait_for_next_tick(stat) and _stamp(path.stat()) == _stamp(stat):
-        _in_process["sums", stat.st_dev, _stamp(stat)] = sums
+        _in_process[_SUMS, stat.st_dev, _stamp(stat)] = sums
+
+
+def link_known(path: Path, name: Path) -> None:
+    """Give a file another name. What is known of its content stays known, though its change time moves.
+
+    Args:
+        path: the file.
+        name: a new name on the same disk.
+
+    Raises:
+        OSError: there is no such file, the name is taken, or the file system has no links.
+    """
+    with FolderHashes(path.parent) as hashes:
+        before = path.stat()
+        known = hashes.recall(path.name, before)
+        os.link(path, name)
+        after = path.stat()
+        if _stamp(after)[:2] != _stamp(before)[:2]:
+            return  # it was changed meanwhile, and is read again
+        for kind, digest in known.items():
+            hashes.learn(path.name, kind, after, digest)
 
 
 def content_key(folder: Path, names: Iterable[str]) -> str:
@@ -184,6 +217,10 @@ def forget_missing_folders() -> int:
                 record.unlink()
                 count += 1
     return count
+
+
+def _entry(name: str, kind: str) -> str:
+    return f"{name}\0{kind}" if kind else name
 
 
 def _stamp(stat: os.stat_result) -> Stamp:
@@ -237,7 +274,7 @@ def _hash(path: Path, compute: Callable[[BufferedReader], str]) -> tuple[str, os
 
 
 def _wait_for_next_tick(stat: os.stat_result) -> bool:
-    """Wait until a later write must get another time stamp; False if that takes longer than 20 ms."""
+    """Wait until a later write must get another time stamp; False if that takes longer than two ticks."""
     changed = stat.st_mtime_ns if os.name == "nt" else stat.st_ctime_ns
     age = time.time() - changed / _BILLION
     if changed % _BILLION == 0 and age < _COARSE:

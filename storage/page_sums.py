@@ -7,6 +7,7 @@ polynomial. So the sum of a page is also the sum of those of its parts, with zer
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -64,6 +65,47 @@ class PageSums:
         for page, part in self._parts:
             sums[page : page + len(part)] += part
         return digest_of(sums)
+
+
+class ReadSums:
+    """The sums of a file from the parts of it that are read, in any order, by any threads, also repeatedly.
+
+    Args:
+        size: the bytes of the file.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._sums = np.zeros(-(-size // PAGE_BYTES), np.uint64)
+        self._known = np.zeros(len(self._sums), np.bool_)
+
+    def add(self, begin: int, content: Bytes) -> None:
+        """Take what was read from byte ``begin`` on; only its whole pages count."""
+        first, end = -(-begin // PAGE_BYTES), (begin + len(content)) // PAGE_BYTES
+        if first < end and not self._known[first:end].all():
+            start = first * PAGE_BYTES - begin
+            self._sums[first:end] = sums_of(content[start : start + (end - first) * PAGE_BYTES])
+            self._known[first:end] = True
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The parts that were not read: of each its first byte and its number of bytes."""
+        edges = np.flatnonzero(np.diff(self._known, prepend=True, append=True)) * PAGE_BYTES
+        starts, ends = edges[::2].tolist(), np.minimum(edges[1::2], self._size).tolist()
+        return [(start, end - start) for start, end in zip(starts, ends, strict=True)]
+
+    def digest(self, rest: Iterable[Bytes]) -> str:
+        """Return the ``digest_of`` the file.
+
+        Args:
+            rest: the content of the parts that are ``missing``.
+        """
+        for (begin, _), content in zip(self.missing, rest, strict=True):
+            pages = _padded(content, 0)
+            first = begin // PAGE_BYTES
+            self._sums[first : first + len(pages) // PAGE_BYTES] = sums_of(pages)
+        self._known[:] = True
+        return digest_of(self._sums)
 
 
 def _padded(data: Bytes, before: int) -> Bytes:

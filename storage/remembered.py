@@ -51,14 +51,23 @@ def remembered(key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any
         key: see ``cache_key``; it must contain everything that the result depends on.
         compute: returns the object.
     """
-    path = cache_root() / FACTS / f"{key}.json"
-    known = _read(path, key)
+    known = recalled(key)
     if known is None:
-        known = compute()
+        known, path = compute(), _path(key)
+        content = json.dumps({"facts": known, "sha256": _digest(key, known)}, indent=1)
         with contextlib.suppress(OSError, UsageError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps({"facts": known, "sha256": _digest(key, known)}, indent=1))
+            write_whole(path, content, lasting=False)  # what a power cut damages is computed again
     return known
+
+
+def recalled(key: str) -> dict[str, Any] | None:
+    """Return the JSON object that ``remembered`` keeps for this key, None if there is none."""
+    return _read(_path(key), key)
+
+
+def _path(key: str) -> Path:
+    return cache_root() / FACTS / f"{key}.json"
 
 
 def _read(path: Path, key: str) -> dict[str, Any] | None:

@@ -133,8 +133,13 @@ def save_tensors(
             raise OSError(str(error)) from error
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, *, lasting: bool = True) -> None:
     """Write text or bytes so that ``path`` is as before, or missing, if that fails; the error names ``path``.
+
+    Args:
+        path: the file.
+        content: all of it.
+        lasting: wait until it is on the disk, so that it survives a power cut.
 
     Raises:
         UsageError: it is a device or another thing that is no regular file.
@@ -147,6 +152,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
             if isinstance(content, str):
                 content = content.encode(errors="backslashreplace")
             scratch.write_bytes(content)
-            publish(scratch, path)
+            if lasting:
+                publish(scratch, path)
+            else:
+                scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Sympy and protobuf's text formats are imported at their first use, and work then as ever."""
+"""Sympy, protobuf's text formats and tools of onnx are imported at their first use, and work then as ever."""
 
 from __future__ import annotations
 
@@ -40,9 +40,24 @@ assert google.protobuf.json_format is sys.modules[names[0]]
 """
 
 
+TOOLS = """
+import sys
+import carryall, onnx_ir, onnx
+names = ("onnx.compose", "onnx.gen_proto", "onnx.utils")
+assert not any(name in sys.modules for name in names)
+graph = onnx.parser.parse_graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+assert onnx.compose.add_prefix_graph(graph, "a.").node[0].input[0] == "a.x"
+from onnx.utils import Extractor
+assert onnx.compose is sys.modules["onnx.compose"] and onnx.utils.Extractor is Extractor
+assert callable(onnx.gen_proto.main)
+"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "program", [USES, SYMPY_FIRST, LIBRARY_FIRST, TEXTS], ids=["uses", "sympy", "onnx_ir", "texts"]
+    "program",
+    [USES, SYMPY_FIRST, LIBRARY_FIRST, TEXTS, TOOLS],
+    ids=["uses", "sympy", "onnx_ir", "texts", "tools"],
 )
 def test_what_is_deferred_works_in_any_order_of_imports(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

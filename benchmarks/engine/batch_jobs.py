@@ -152,7 +152,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     loaded = load_model("demo", provider=arguments.provider, max_slots=arguments.slots)
     engine = Engine(loaded.runner, EngineConfig(max_step_slowdown=math.inf), None, loaded.identity)
     sampling = {"temperature": 0.0, "ignore_eos": True}
-    preparer = Preparer(RequestFactory(loaded), "demo", defaults=sampling)
+    preparer = Preparer(RequestFactory(loaded, EngineConfig()), "demo", defaults=sampling)
     llm = LLM(loaded, engine_config=EngineConfig(max_step_slowdown=math.inf))
     executor = SharedExecutor(OfflineEngine(engine, preparer, window=arguments.window))
     records = []

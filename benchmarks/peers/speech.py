@@ -1,8 +1,8 @@
 """Write down recordings with carryall and faster-whisper in turns; compare texts and processor time.
 
 ``python benchmarks/peers/speech.py FOLDER RECORDING ... --peer PYTHON``; FOLDER is a Whisper of CTranslate2,
-and PYTHON the interpreter of an environment with faster-whisper. Each engine has 2 threads, no beams, and
-keeps nothing between rounds.
+and PYTHON the interpreter of an environment with faster-whisper. Each engine has 2 threads, and keeps nothing
+between rounds.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("recordings", type=Path, nargs="+")
     parser.add_argument("--peer", required=True, help="the interpreter with faster-whisper")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--beams", type=int, default=1)
     args = parser.parse_args()
     workers = {form: _started(form, args) for form in FORMS}
     for number in range(args.rounds):
@@ -38,7 +39,7 @@ def main() -> None:
 def _started(form: str, args: argparse.Namespace) -> subprocess.Popen[str]:
     engine, kind = form.split()
     python = sys.executable if engine == "carryall" else args.peer
-    command = [python, str(WORKER), engine, kind, str(args.folder)]
+    command = [python, str(WORKER), engine, kind, str(args.folder), str(args.beams)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from ...runtime.api.llm import LLM
-from ...runtime.api.requests import RequestFactory
 from .. import generation
 from ..conversation import ConsoleChat, check_chat
 from ..load_options import Chosen, config_options
@@ -55,6 +54,6 @@ def command(
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet)
     params = sampling_params(loaded, sampling)
     opening = [{"role": "system", "content": system}] if system else []
-    check_chat(loaded, opening)
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        ConsoleChat(llm, RequestFactory(loaded), params, opening, lora, (*images, *videos)).talk()
+        check_chat(llm, opening)
+        ConsoleChat(llm, params, opening, lora, (*images, *videos)).talk()

@@ -12,13 +12,14 @@ import click
 
 from ...errors import UsageError
 from ...runtime.api.llm import LLM
-from ...runtime.api.requests import Prompt, RequestFactory
+from ...runtime.api.requests import Prompt
 from ...runtime.models.loading import LoadedModel
 from ...runtime.process.garbage import collector_paused, lasting_objects
 from ...runtime.types.outputs import CompletionOutput, RequestOutput
 from ...runtime.types.sampling_params import SamplingParams
 from .. import generation
 from ..conversation import ConsoleChat, check_chat
+from ..lines import stdin_text
 from ..load_options import Chosen, config_options, model_elsewhere
 from ..options import check_exclusive, json_option, print_json, quiet_option
 from ..pictures import PictureFile, Shown, VideoFile, image_option, video_option
@@ -108,6 +109,7 @@ def command(
     audio: tuple[Path, ...],
     language: str | None,
     translate: bool,
+    num_beams: int | None,
     words: bool,
     tools: Path | None,
     as_json: bool,
@@ -140,8 +142,8 @@ def command(
     others = {"--raw": raw, "--chat": chat, "--image": images, "--video": videos, "--tools": tools}
     for name, value in others.items():
         check_exclusive({"--audio": bool(audio), name: bool(value)})
-    if not audio and (translate or words or language is not None):
-        raise UsageError("--language, --translate and --words need a recording: --audio FILE")
+    if not audio and (translate or words or language is not None or num_beams is not None):
+        raise UsageError("--language, --num-beams, --translate and --words need a recording: --audio FILE")
     if words and not as_json:
         raise UsageError("the times of --words are part of --json; give both")
     shown: tuple[Shown, ...] = (*images, *videos)
@@ -156,7 +158,8 @@ def command(
     loaded = generation.open_model(chosen.model, max_slots=chosen.engine.max_slots, quiet=quiet or as_json)
     if audio:
         paused.close()
-        options = {"prompt": prompt, "language": language, "temperature": sampling.get("temperature")}
+        options = {"prompt": prompt, "language": language, "num_beams": num_beams}
+        options["temperature"] = sampling.get("temperature")
         given = {name: value for name, value in options.items() if value is not None}
         with LLM(loaded, engine_config=chosen.engine) as llm:
             task = "translate" if translate else "transcribe"
@@ -170,15 +173,15 @@ def command(
         paused.close()
         _talk(loaded, chosen, params, lora, shown)
         return
-    text = sys.stdin.read() if prompt == "-" else prompt or ""
+    text = stdin_text() if prompt == "-" else prompt or ""
     if not text and not alone:
         raise UsageError("the prompt is empty")
     written: Prompt = text
-    if not raw and (chat or shown or tools is not None or loaded.chat_template.names):
-        asked = generation.chat_prompt(loaded, text, tools, shown)
-        written = asked if as_json else generation.unparsed(asked)  # streamed text includes all
     output: RequestOutput | None = None
     with LLM(loaded, engine_config=chosen.engine) as llm:
+        if not raw and (chat or shown or tools is not None or loaded.chat_template.names):
+            asked = generation.chat_prompt(llm, text, tools, shown)
+            written = asked if as_json else generation.unparsed(asked)  # streamed text includes all
         streamed = params.n == 1 and params.best_of is None and not as_json
         for piece, state in generation.stream_text(llm, written, params, lora):
             output = state
@@ -209,6 +212,6 @@ def _talk(
         raise UsageError(
             f"{loaded.name} has no chat template, so it needs a prompt to continue: carryall run MODEL PROMPT"
         )
-    check_chat(loaded, [])
     with LLM(loaded, engine_config=chosen.engine) as llm:
-        ConsoleChat(llm, RequestFactory(loaded), params, [], lora, shown).talk()
+        check_chat(llm, [])
+        ConsoleChat(llm, params, [], lora, shown).talk()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...errors import CheckpointError, MissingExtraError, UnsupportedModelError
 from ...storage.file_identity import OpenFile
+from ...storage.known_contents import joint_content
 from ...storage.stored_tensor import Array, Packed, StoredBlocks, StoredRows, StoredStack, StoredTensor
 from .architecture import Architecture, Join, architecture, tensor_name
 from .blocks import LAYOUTS, decode, take_apart
@@ -52,6 +53,7 @@ class GgufFile:
             raise MissingExtraError(f"the GGUF file {path}", "gguf", "gguf")
         self.paths = shard_paths(path)
         files = [_read_header(part) for part in self.paths]
+        self._files = [file for file, _ in files]
         self.metadata: dict[str, Any] = files[0][1].metadata
         count = self.metadata.get("split.count", 1)
         if len(files) == 1 and isinstance(count, int) and count > 1:
@@ -87,6 +89,20 @@ class GgufFile:
     def main_type(self) -> str:
         """The type of most bytes, such as ``Q4_K`` or ``F16``."""
         return max(self._bytes, key=lambda name: self._bytes[name], default="")
+
+    def watch(self) -> None:
+        """Sum up what is read of the files from now on, for ``content``."""
+        for file in self._files:
+            file.watch()
+
+    def content(self) -> str | None:
+        """Return the ``joint_content`` of the files; None unless half of each was watched.
+
+        Raises:
+            CheckpointError: a file was changed.
+        """
+        sums = [file.content() for file in self._files]
+        return None if None in sums else joint_content([each for each in sums if each is not None])
 
     def _add(self, data: OpenFile, info: TensorInfo) -> None:
         self._bytes[info.type_name] += info.size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,17 +46,19 @@ class Probe:
 
     def __init__(self, graph: ir.Graph, value: ir.Value, known: Collection[ir.Value] = ()) -> None:
         self.name, self.inputs = value.name, inputs_of(value, known)
-        self._part = ir.convenience.extract(graph, self.inputs, [value])
-        hold_in_memory(self._part)
+        self._graph, self._value = graph, value
+        self._nodes = _upstream(value, self.inputs)
         self._evaluator: ReferenceEvaluator | None = None
-        if not all(is_known(node) or (node.op_type in _ANGLES and not node.domain) for node in self._part):
+        if not all(is_known(node) or (node.op_type in _ANGLES and not node.domain) for node in self._nodes):
             self._evaluator = self._reference()
 
     def _reference(self) -> ReferenceEvaluator:
         from onnx.reference import ReferenceEvaluator  # 50 ms, which masks and tables of decoders do without
 
+        part = ir.convenience.extract(self._graph, self.inputs, [self._value])
+        hold_in_memory(part)
         try:
-            return ReferenceEvaluator(ir.to_proto(ir.Model(self._part, ir_version=11)))
+            return ReferenceEvaluator(ir.to_proto(ir.Model(part, ir_version=11)))
         except NotImplementedError as error:  # an operator that is no standard one
             raise GraphError(f"'{self.name}' cannot be evaluated: {error}") from error
 
@@ -86,13 +88,11 @@ class Probe:
     def _computed(self, feed: Mapping[str, Array]) -> Array | None:
         """Compute the value with NumPy, as the reference evaluator does; None where that is not certain."""
         held: dict[ir.Value | None, Array | None] = {None: None}
-        held |= {value: feed[str(value.name)] for value in self._part.inputs}
-        held |= {
-            value: tensor.numpy()
-            for value in self._part.initializers.values()
-            if (tensor := value.const_value) is not None
-        }
-        for node in self._part:
+        held |= {value: feed[str(value.name)] for value in self.inputs}
+        for value in {self._value, *(value for node in self._nodes for value in node.inputs)} - held.keys():
+            if value is not None and value.is_initializer() and value.const_value is not None:
+                held[value] = value.const_value.numpy()
+        for node in self._nodes:
             operands = [held[value] for value in node.inputs]
             shapes = [() if operand is None else operand.shape for operand in operands]
             if node.op_type in _ANGLES:
@@ -101,7 +101,7 @@ class Probe:
                 held[node.outputs[0]] = content_of(node, operands, shapes, limit=sys.maxsize)
             if held[node.outputs[0]] is None:
                 return None
-        return held[self._part.outputs[0]]
+        return held[self._value]
 
 
 _FEW = 64  # positions that show what an angle depends on
@@ -128,6 +128,25 @@ def inputs_of(value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.Valu
             seen.add(node)
             stack.extend(operand for operand in node.inputs if operand is not None)
     return list(values)
+
+
+def _upstream(value: ir.Value, inputs: Collection[ir.Value]) -> list[ir.Node]:
+    """Return the nodes that compute ``value`` from ``inputs``, each behind those that it reads."""
+    ends = set(inputs)
+
+    def producers(values: Iterable[ir.Value | None]) -> list[ir.Node]:
+        read = (each.producer() for each in values if each is not None and each not in ends)
+        return [node for node in read if node is not None]
+
+    order, waiting = dict[ir.Node, None](), producers([value])
+    while waiting:
+        node = waiting[-1]
+        missing = [] if node in order else [each for each in producers(node.inputs) if each not in order]
+        if missing:
+            waiting += missing
+        else:
+            order.setdefault(waiting.pop())
+    return list(order)
 
 
 def turns_with_axes(angle: ir.Value | None) -> bool:

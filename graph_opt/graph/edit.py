@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 MICROSOFT = "com.microsoft"
 OWN = "carryall"  # the domain of carryall's own kernels
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})  # the standard operators with subgraphs
 
 
 def nodes_of(graph: ir.Graph, op_type: str, domain: str = "") -> Iterator[ir.Node]:
@@ -20,11 +21,21 @@ def nodes_of(graph: ir.Graph, op_type: str, domain: str = "") -> Iterator[ir.Nod
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     """Yield the graphs among a node's attributes."""
+    if not node.domain and node.op_type not in _CONTROL_FLOW:
+        return
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:
             yield from attribute.as_graphs()
+
+
+def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """Yield the nodes of a graph and of its subgraphs, an inner one behind the node that holds it."""
+    for node in graph:
+        yield node
+        for inner in subgraphs(node):
+            yield from all_nodes(inner)
 
 
 def weight(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -49,7 +60,7 @@ def hold_in_memory(graph: ir.Graph) -> None:
 
 def add_initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol | npt.NDArray[Any]) -> ir.Value:
     """Register a tensor under ``name``, with a number appended if the name is taken."""
-    content = ir.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor
+    content = ir.Tensor(tensor) if isinstance(tensor, np.ndarray) else tensor
     unique, number = name, 0
     while unique in graph.initializers:
         number += 1
@@ -187,7 +198,7 @@ def take_name(graph: ir.Graph, value: ir.Value, name: str) -> None:
     """Set the name of ``value``; another value of the graph with that name is renamed."""
     if value.name == name:
         return
-    others = (other for node in graph.all_nodes() for other in node.outputs if other.name == name)
+    others = (other for node in all_nodes(graph) for other in node.outputs if other.name == name)
     for other in [*graph.initializers.values(), *others]:
         if other.name == name:
             unique = f"{name}_inner"
@@ -211,16 +222,20 @@ def sole_consumer(value: ir.Value) -> ir.Node | None:
 
 def remove_unused(graph: ir.Graph, node: ir.Node | None) -> None:
     """Remove ``node`` if none of its outputs is read, then its producers likewise."""
-    stack = [node]
+    stack, unused = [node], dict[ir.Node, None]()
     while stack:
         current = stack.pop()
-        if current is None or current.graph is not graph:
+        if current is None or current.graph is not graph or current in unused:
             continue
-        if any(output.uses() or output.is_graph_output() for output in current.outputs):
+        outputs = current.outputs
+        if any(use.node not in unused for output in outputs for use in output.uses()):
             continue
-        producers = [value.producer() for value in current.inputs if value is not None]
-        graph.remove(current, safe=True)
-        stack.extend(producers)
+        if any(output.is_graph_output() for output in outputs):
+            continue
+        unused[current] = None
+        stack.extend(value.producer() for value in current.inputs if value is not None)
+    if unused:  # together: each call looks at all outputs of the graph
+        graph.remove(unused, safe=True)
 
 
 def static_size(value: ir.Value | None, axis: int) -> int | None:

@@ -141,7 +141,8 @@ def bits_of(dtype: ir.DataType) -> int:
 
 def shape_of(tensor: ir.TensorProtocol) -> tuple[int, ...]:
     """Return the shape as plain integers."""
-    return tuple(tensor.shape.numpy())
+    # A tensor's sizes are known; ``Shape.numpy`` checks that each time.
+    return tensor.shape.dims  # type: ignore[return-value]
 
 
 def packed_bytes(tensor: ir.TensorProtocol) -> npt.NDArray[np.uint8]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import numpy as np
 import onnx_ir as ir
 
 from ...progress import Progress
-from ...storage.hashes import LARGE_BYTES, remember_sums
+from ...records import dataclass
+from ...storage.hashes import LARGE_BYTES, link_known, remember_sums
 from ...storage.page_sums import PageSums
 from ...storage.writing import writing
-from .lazy import SlabTensor
+from .lazy import SlabTensor, shape_of
+from .onnx_files import read_onnx
 
 _INLINE_BYTES = 256  # tensors up to this size are stored in the ONNX file itself
 _MAX_IN_FLIGHT_BYTES = 256 << 20
 _ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
+
+
+_OF_FILES = (ir.LazyTensor, ir.ExternalTensor)
 
 
 class _Unbuffered:
@@ -74,13 +80,15 @@ class _Written(ir.LazyTensor):
             target.write(tensor.tobytes())
 
 
-def save_checked(model: ir.Model, path: Path, *, sums: PageSums | None = None, **options: Any) -> None:
+def save_checked(
+    model: ir.Model, path: Path, *, written: Mapping[int, ir.ExternalTensor] | None = None, **options: Any
+) -> None:
     """Call ``ir.save`` so that every byte that cannot be written is an error.
 
     Args:
         model: the graph.
         path: the ONNX file.
-        sums: takes what is written to the file of weights.
+        written: tensors that are in files already, by the ``id`` of those of the graph.
         options: of ``ir.save``.
 
     Raises:
@@ -88,49 +96,128 @@ def save_checked(model: ir.Model, path: Path, *, sums: PageSums | None = None, *
     """
     values = [value for graph in model.graphs() for value in graph.initializers.values()]
     before = [value.const_value for value in values]
-    wrapped: dict[int, _Written] = {}
+    wrapped: dict[int, ir.TensorProtocol] = dict(written or {})
     try:
         for value, tensor in zip(values, before, strict=True):
             if tensor is None or tensor.dtype == ir.DataType.STRING:
                 continue
-            value.const_value = wrapped.setdefault(id(tensor), _Written(tensor, sums))
+            if id(tensor) not in wrapped:
+                wrapped[id(tensor)] = _Written(tensor, None)
+            value.const_value = wrapped[id(tensor)]
         ir.save(model, path, **options)
     finally:
         for value, tensor in zip(values, before, strict=True):
             value.const_value = tensor
 
 
-def save_model(model: ir.Model, path: Path, progress: Progress | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """A file of weights that are read or computed as they are written, which graphs may have in common.
+
+    Args:
+        name: of the file, in the folder of each graph.
+        prepared: ONNX files of other graphs. Such tensors of equal name, type and shape are equal in all.
+    """
+
+    name: str
+    prepared: Sequence[Path] = ()
+
+
+def save_model(
+    model: ir.Model, path: Path, progress: Progress | None = None, *, weights: WeightsFile | None = None
+) -> None:
     """Write ``model`` to ``path`` and its weights to ``path`` + ``.data``.
 
     The writing threads evaluate lazy initializers, a few at a time.
 
+    Args:
+        model: the graph.
+        path: the ONNX file.
+        progress: called for every tensor written.
+        weights: the file that lazy and stored initializers go to instead. It becomes another name of a
+            prepared one if that holds all of them.
+
     Raises:
         OSError: a file cannot be written.
     """
-    tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    total = sum(tensor.nbytes for tensor in tensors if tensor is not None and tensor.nbytes > _INLINE_BYTES)
-    done = 0
+    values = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
+    large = [each for each in values if each is not None and each.dtype != ir.DataType.STRING]
+    tensors = list({id(each): each for each in large if each.nbytes > _INLINE_BYTES}.values())
+    total, done = sum(tensor.nbytes for tensor in tensors), 0
 
-    def count(tensor: ir.TensorProtocol, _info: ir.external_data.CallbackInfo) -> None:
+    def count(tensor: ir.TensorProtocol, _info: ir.external_data.CallbackInfo | None = None) -> None:
         nonlocal done
         done += tensor.nbytes
         if progress is not None:
             progress(done, total, tensor.name or "")
 
-    data, sums = path.with_name(f"{path.name}.data"), PageSums() if total > LARGE_BYTES else None
-    with writing(data):
-        save_checked(
-            model,
-            path,
-            sums=sums,
-            external_data=data.name,
-            size_threshold_bytes=_INLINE_BYTES,
+    written: dict[int, ir.ExternalTensor] = {}
+    if weights is not None:
+        shared = [tensor for tensor in tensors if isinstance(tensor, _OF_FILES)]
+        tensors = [tensor for tensor in tensors if not isinstance(tensor, _OF_FILES)]
+        target = path.with_name(weights.name)
+        linked = next(filter(None, (_link(shared, file, target) for file in weights.prepared)), None)
+        for tensor in shared if linked is not None else ():
+            count(tensor)
+        written |= _write_tensors(shared, target, count) if linked is None else linked
+    written |= _write_tensors(tensors, path.with_name(f"{path.name}.data"), count)
+    with writing(path):
+        save_checked(model, path, written=written)
+
+
+def _write_tensors(
+    tensors: Sequence[ir.TensorProtocol], file: Path, count: Callable[..., None]
+) -> dict[int, ir.ExternalTensor]:
+    """Write tensors to a file; return what stands for them in a graph beside it, by their ``id``."""
+    if not tensors:
+        return {}
+    sums = PageSums() if sum(tensor.nbytes for tensor in tensors) > LARGE_BYTES else None
+    with writing(file):
+        external = ir.external_data.convert_tensors_to_external(
+            [_Written(tensor, sums) for tensor in tensors],
+            file.parent,
+            file.name,
             callback=count,
             max_workers=os.cpu_count() or 1,
             max_in_flight_bytes=_MAX_IN_FLIGHT_BYTES,
             alignment=_ALIGNMENT,
         )
-    digest = None if sums is None else sums.digest(data.stat().st_size)
+    digest = None if sums is None else sums.digest(file.stat().st_size)
     if digest is not None:
-        remember_sums(data, digest)
+        remember_sums(file, digest)
+    return {id(tensor): each for tensor, each in zip(tensors, external, strict=True)}
+
+
+def _link(
+    tensors: Sequence[ir.TensorProtocol], graph: Path, target: Path
+) -> dict[int, ir.ExternalTensor] | None:
+    """Give the file of another graph's weights the name ``target`` too; None if it lacks one of ``tensors``.
+
+    Args:
+        tensors: what the file must hold.
+        graph: the ONNX file beside it.
+        target: a new name.
+    """
+    initializers = read_onnx(graph).graph.initializers
+    external = dict[int, ir.ExternalTensor]()
+    for tensor in tensors:
+        value = initializers.get(str(tensor.name))
+        known = None if value is None else value.const_value
+        if not isinstance(known, ir.ExternalTensor) or str(known.location) != target.name:
+            return None
+        if known.dtype != tensor.dtype or shape_of(known) != shape_of(tensor):
+            return None
+        external[id(tensor)] = ir.ExternalTensor(
+            target.name,
+            known.offset,
+            known.length,
+            known.dtype,
+            shape=ir.Shape(shape_of(known)),
+            name=str(tensor.name),
+            base_dir=target.parent,
+        )
+    try:
+        link_known(graph.with_name(target.name), target)
+    except OSError:  # a file system without links, or the file was deleted meanwhile
+        return None
+    return external

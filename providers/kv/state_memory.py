@@ -92,19 +92,17 @@ class StateMemory:
         self._kept[row.slot][row.start + len(row.tokens)] = place
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Let a slot hold the state of another after ``length`` tokens, and no other one.
+        """Let a slot hold the states of another after ``length`` and fewer tokens, and no others.
 
         Raises:
-            ProviderRuntimeError: there is no such state.
+            ProviderRuntimeError: there is no state after ``length`` tokens.
         """
-        place = self._kept[source].get(length)
-        if place is None and length:
+        if length and length not in self._kept[source]:
             raise ProviderRuntimeError(f"slot {source} has no state after {length} tokens")
-        if place is not None:
-            self._pool.share([place])
+        shared = {n: place for n, place in self._kept[source].items() if n <= length}
+        self._pool.share(shared.values())
         self.release(target)
-        if place is not None:
-            self._kept[target][length] = place
+        self._kept[target] = shared
 
     @property
     def layout(self) -> str:

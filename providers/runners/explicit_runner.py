@@ -148,7 +148,8 @@ class ExplicitRunner(Runner):
             raise ProviderRuntimeError(f"slot {source} holds {self._lengths[source]} tokens, not {length}")
         session, before = self._opened(), self._replays.state_before(source, length)
         past, state = self._cut(session, source, length), self._state(session, source, before)
-        self._past[target], self._states[target] = past, {before: state}
+        earlier = {n: kept for n, kept in self._states.get(source, {}).items() if n < before}
+        self._past[target], self._states[target] = past, {**earlier, before: state}
         self._encoded[target] = self._encoded.get(source, [])
         self._lengths[target] = length
         self._replays.share(source, target, length)

@@ -113,6 +113,10 @@ class CpuProvider(OrtProvider):
             return self.explicit_passes(config)
         return super().passes(config)
 
+    def holds_angles(self, config: RunnerConfig) -> bool:
+        """Return whether the kernels of attention are onnxruntime's; carryall's take the angles of a step."""
+        return config.options.get("kernels") != CARRYALL or config.options.get("kv_memory") != _PAGED
+
     def takes_stacks(self, config: RunnerConfig) -> bool:
         """Return whether carryall's kernels compute with the blocks of GGUF files."""
         options = self._slot_options(config)

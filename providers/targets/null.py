@@ -157,7 +157,8 @@ class NullRunner(Runner):
                 f"slot {source} holds {len(self.hashes[source])} tokens, {length} cannot be copied"
             )
         self.hashes[target] = self.hashes[source][:rows]
-        self._states[target] = {length: self._states[source].get(length, 0)}
+        earlier = {n: state for n, state in self._states[source].items() if n < length}
+        self._states[target] = {**earlier, length: self._states[source].get(length, 0)}
         self._dropped[target], self._trimmed[target] = self._dropped[source], self._trimmed[source]
 
     def trim(self, slot: int, length: int) -> None:

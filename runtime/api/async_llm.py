@@ -8,7 +8,6 @@ import functools
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EngineClosedError
-from ..audio.transcription import Question, Segment, Transcription, next_step
+from ..audio.transcription import Segment, Transcription, next_step
 from ..engine.engine import EngineConfig
 from ..engine.stats import EngineStats
 from ..process.faults import raised_in_thread
@@ -228,17 +227,15 @@ class AsyncLLM(TextModel):
             QueueFullError: too many requests are waiting.
         """
         steps = await self._in_thread(self.requests.hearing.steps, audio, options, cache_salt or "")
-        answer: RequestOutput | None = None
+        options_of_requests = {"priority": priority, "cache_salt": cache_salt, "tenant": tenant}
+        answers: list[RequestOutput] | None = None
         while True:
-            step = await self._in_thread(next_step, steps, answer)
-            answer = None
-            if isinstance(step, Question):
-                prompt = EncodedPrompt(step.token_ids, step.encoder)
-                running = self.generate(
-                    prompt, step.params, priority=priority, cache_salt=cache_salt, tenant=tenant
-                )
-                async with aclosing(running) as states:
-                    answer = [state async for state in states][-1]
+            step = await self._in_thread(next_step, steps, answers)
+            answers = None
+            if not isinstance(step, Segment | Transcription):
+                prompts = [EncodedPrompt(question.token_ids, question.encoder) for question in step]
+                params = [question.params for question in step]
+                answers = await self._finals(prompts, params, **options_of_requests)
                 continue
             yield step
             if isinstance(step, Transcription):
@@ -294,27 +291,28 @@ class AsyncLLM(TextModel):
             raise raised_in_thread("prepares texts", error) from error
 
     async def _ask(self, questions: Questions[T]) -> list[T]:
+        return questions.read(await self._finals(questions.prompts, questions.params))
+
+    async def _finals(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], **options: Any
+    ) -> list[RequestOutput]:
+        """Run requests together; return their last states."""
         room = asyncio.Semaphore(self.most_together)
 
         async def final(prompt: Prompt, params: SamplingParams) -> RequestOutput:
             async with room:
-                return await self._final(prompt, params)
+                stream = await self.add_request(prompt, params, **options)
+                try:
+                    return [output async for output in stream][-1]
+                finally:
+                    stream.cancel()
 
-        asked = zip(questions.prompts, questions.params, strict=True)
-        tasks = [asyncio.ensure_future(final(*each)) for each in asked]
+        tasks = [asyncio.ensure_future(final(*each)) for each in zip(prompts, params, strict=True)]
         try:
-            return questions.read(await asyncio.gather(*tasks))
+            return await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # if one failed, the others are cancelled
                 task.cancel()
-
-    async def _final(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        """Run a request; return its last state."""
-        stream = await self.add_request(prompt, params)
-        try:
-            return [output async for output in stream][-1]
-        finally:
-            stream.cancel()
 
     @property
     def most_together(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EngineClosedError, RequestError, UsageError
+from ...errors import CarryallWarning, EngineClosedError, RequestError, UsageError
 from ...options import shown
-from ..audio.transcription import Question, Transcription, next_question
+from ..audio.transcription import Question, Transcription, next_questions
 from ..engine.engine import EngineConfig
 from ..engine.requests.request_group import GrowingOutput, RequestGroup
 from ..engine.sampling.beam_search import BeamSearchOptions
@@ -111,14 +112,16 @@ class LLM(TextModel):
             lora: the name of a LoRA adapter for all prompts, or one or None for each.
 
         Returns:
-            One result per prompt, in order. If a request failed while running, its ``error`` is set.
+            One result per prompt, in order. If a request failed while running, its ``error`` is set, and a
+            CarryallWarning says so.
 
         Raises:
             RequestError: a prompt or an option is invalid, or there is no such adapter; nothing was run.
             EngineClosedError: ``close`` was called.
         """
         listed = listed_prompts(prompts)
-        return self._run(listed, self._params(sampling_params, len(listed), _DEFAULT_MAX_TOKENS), lora)
+        params = self._params(sampling_params, len(listed), _DEFAULT_MAX_TOKENS)
+        return _told(self._run(listed, params, lora))
 
     @checked_arguments
     def chat(
@@ -163,7 +166,7 @@ class LLM(TextModel):
             self.render_chat(cast(Sequence[Message], conversation), tools=tools, **options, **variables)
             for conversation in listed
         ]
-        return self._run(prompts, self._params(sampling_params, len(prompts), None), lora)
+        return _told(self._run(prompts, self._params(sampling_params, len(prompts), None), lora))
 
     def transcribe(self, audio: Any, **options: Any) -> Transcription:
         """Write down what is said in a recording of up to 2 hours.
@@ -192,20 +195,21 @@ class LLM(TextModel):
         running = {
             number: self.requests.hearing.steps(source, options) for number, source in enumerate(audio)
         }
-        answers: dict[int, RequestOutput | None] = dict.fromkeys(running)
+        answers: dict[int, list[RequestOutput] | None] = dict.fromkeys(running)
         finished: dict[int, Transcription] = {}
         while running:
-            asked: dict[int, Question] = {}
+            asked: dict[int, Sequence[Question]] = {}
             for number, steps in list(running.items()):
-                question = next_question(steps, answers[number])
-                if isinstance(question, Transcription):
-                    finished[number] = question
+                questions = next_questions(steps, answers[number])
+                if isinstance(questions, Transcription):
+                    finished[number] = questions
                     del running[number]
                 else:
-                    asked[number] = question
-            prompts = [EncodedPrompt(one.token_ids, one.encoder) for one in asked.values()]
-            outputs = self._run(prompts, [one.params for one in asked.values()])
-            answers |= dict(zip(asked, outputs, strict=True))
+                    asked[number] = questions
+            listed = [question for questions in asked.values() for question in questions]
+            prompts = [EncodedPrompt(question.token_ids, question.encoder) for question in listed]
+            outputs = iter(self._run(prompts, [question.params for question in listed]))
+            answers = {number: [next(outputs) for _ in questions] for number, questions in asked.items()}
         return [finished[number] for number in range(len(audio))]
 
     def stream(
@@ -466,3 +470,12 @@ class LLM(TextModel):
             self._check_open()
         if group.fault is not None:
             raise group.fault
+
+
+def _told(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Return outputs; warn of those that failed, whose texts would look like short answers."""
+    for place, output in enumerate(outputs):
+        if output.error is not None:
+            text = f"the request of prompt {place} failed, and its text ends early: {output.error}"
+            warnings.warn(text, CarryallWarning, stacklevel=3)
+    return outputs

@@ -50,10 +50,10 @@ _QUICK_TEXT = 4096
 
 
 class RequestFactory:
-    """Makes requests for one model. Thread-safe."""
+    """Makes requests for one model, within the limits of an engine. Thread-safe."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig | None = None) -> None:
-        self._model, config = model, config or EngineConfig()
+    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+        self._model = model
         self._lock = threading.Lock()
         self.grammars: GrammarCompiler | None = None
         info = model.runner.info
@@ -307,11 +307,12 @@ class RequestFactory:
         tokens = [self.encode(piece, add_special_tokens=False) for piece in pieces]
         whole = tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)]
         prompt = ChatPrompt(whole, new_parser, frame)
+        if self._resumption is not None and isinstance(messages, Sequence):
+            placed = functools.partial(self.sight.placed_beginning, pictures=pictures)
+            lengths = self._resumption.lengths(marked_messages, rendered, mark, whole, render, placed)
+            prompt = dataclasses.replace(prompt, resumption=lengths)
         if not pictures:
-            if self._resumption is None or not isinstance(messages, Sequence):
-                return prompt
-            lengths = self._resumption.lengths(marked_messages, rendered, mark, whole, render)
-            return dataclasses.replace(prompt, resumption=lengths)
+            return prompt
         self.token_ids(prompt)  # a prompt that is too long is refused before its pictures are computed
         return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures, image_salt))
 

@@ -8,7 +8,6 @@ writes again (many templates then drop the thoughts of earlier answers).
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from ...errors import ChatTemplateError, PromptTooLongError
 from ..text.chat_template import Message
+from ..text.known_texts import common_length
 
 _OTHER = "\ue000"  # a text that no conversation begins with
 _LEADING = ("system", "developer")
@@ -46,6 +46,7 @@ class Resumption:
         mark: str,
         token_ids: Sequence[int],
         render: Callable[[Sequence[Message]], str],
+        placed: Callable[[str], str],
     ) -> tuple[int, ...]:
         """Return lengths in tokens, in order.
 
@@ -55,12 +56,14 @@ class Resumption:
             mark: texts on both sides of it are tokenized apart; empty if there is none.
             token_ids: the tokens of the text.
             render: the template, with the conversation's tools and variables.
+            placed: puts all tokens of each picture in its place, in a text with which ``text`` begins.
         """
         whole = np.array(token_ids, np.int32)
         found = set[int]()
         for other in (_begun(messages), _continued(messages)):
             with suppress(ChatTemplateError, PromptTooLongError):  # it takes no such conversation
-                found.add(_common(self._tokens(_common_text(text, render(other)), mark), whole))
+                begun = placed(text[: common_length(text, render(other))])
+                found.add(_common(self._tokens(begun, mark), whole))
         return tuple(sorted(found - {0}))
 
 
@@ -84,12 +87,6 @@ def _role(message: Message) -> str:
 
 def _message(role: str) -> dict[str, str]:
     return {"role": role, "content": _OTHER}
-
-
-def _common_text(first: str, second: str) -> str:
-    """Return the longest text with which both begin."""
-    lengths = range(1, min(len(first), len(second)) + 1)
-    return first[: bisect.bisect_left(lengths, True, key=lambda n: first[:n] != second[:n])]
 
 
 def _common(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:

@@ -160,6 +160,11 @@ def _boundary(before: Sequence[int], whole: Sequence[int]) -> int:
     """Return the first token of a continuation, from the tokens before it and those of the whole."""
     pairs = enumerate(zip(before, whole, strict=False))
     start = next((i for i, (a, b) in pairs if a != b), min(len(before), len(whole)))
+    if start == 0 and before and len(whole) > 0:
+        raise RequestError(
+            "the text is so short that it is one token with the beginning of its continuation; score the "
+            "continuation after a longer text"
+        )
     if not 0 < start < len(whole):
         raise RequestError(
             "a continuation is scored after a text of at least one token; neither may be empty"

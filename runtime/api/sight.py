@@ -122,7 +122,7 @@ class Sight:
         """
         if not pictures:
             return list(pieces)
-        places = re.compile("|".join(sorted({re.escape(picture.place) for picture in pictures})))
+        places = _places(pictures)
         found = [match.group() for piece in pieces for match in places.finditer(piece)]
         if found != [picture.place for picture in pictures]:
             names = " or ".join(sorted({f"'{picture.place}'" for picture in pictures}))
@@ -132,6 +132,11 @@ class Sight:
             )
         left = iter(pictures)
         return [places.sub(lambda _: next(left).text, piece) for piece in pieces]
+
+    def placed_beginning(self, text: str, pictures: Sequence[Picture]) -> str:
+        """Return a text with which a rendered one begins, with all tokens of its pictures in their places."""
+        left = iter(pictures)
+        return _places(pictures).sub(lambda _: next(left).text, text) if pictures else text
 
     def images(self, token_ids: Sequence[int], pictures: Sequence[Picture], salt: str = "") -> PromptImages:
         """Compute the pictures of a prompt; results are shared with prompts of the same salt.
@@ -203,6 +208,11 @@ class Sight:
             rules, (height, width) = encoder.geometry.places(encoder.processor, text), picture.size
             return SeenPicture(output, places=Places(width=width, height=height, **rules))
         return SeenPicture(output, text)
+
+
+def _places(pictures: Sequence[Picture]) -> re.Pattern[str]:
+    """Return what matches the places that the template writes for these pictures."""
+    return re.compile("|".join(sorted({re.escape(picture.place) for picture in pictures})))
 
 
 def _check_parts(messages: Any) -> None:

@@ -32,14 +32,19 @@ class TranscriptRules:
 
     def __call__(self, written: Sequence[int], logits: Logits) -> Logits:
         """Return the logits of the next token, given those that were written."""
+        allowed = self.allowed(written, logits)
+        del self._steps[len(written) :]
+        self._steps.append(log_softmax(allowed))
+        return allowed
+
+    def allowed(self, written: Sequence[int], logits: Logits) -> Logits:
+        """Return the logits of the next token, without those that may not follow the written ones."""
         tokens, allowed = self._tokens, np.array(logits, np.float32)
         allowed[list(tokens.suppressed)] = -np.inf
         if not written:
             allowed[list(tokens.suppressed_first)] = -np.inf
         if self._timed:
             self._restrict(written, allowed)
-        del self._steps[len(written) :]
-        self._steps.append(log_softmax(allowed))
         return allowed
 
     def mean_logprob(self, written: Sequence[int]) -> float:
@@ -66,6 +71,31 @@ class TranscriptRules:
         logprobs = log_softmax(allowed)
         if np.logaddexp.reduce(logprobs[first:]) > logprobs[:first].max():
             allowed[:first] = -np.inf
+
+
+class NextTokens:
+    """A logits processor of a request for one token, behind the tokens of a beam: keeps the most likely.
+
+    Args:
+        rules: what may follow.
+        beam: the tokens that were written.
+        count: of tokens that are kept.
+
+    Attributes:
+        logprobs: of the most likely tokens that may follow.
+    """
+
+    def __init__(self, rules: TranscriptRules, beam: Sequence[int], count: int) -> None:
+        self.logprobs: dict[int, float] = {}
+        self._rules, self._beam, self._count = rules, beam, count
+
+    def __call__(self, written: Sequence[int], logits: Logits) -> Logits:
+        """Return the logits of the token behind the beam."""
+        allowed = self._rules.allowed(self._beam, logits)
+        logprobs = log_softmax(allowed)
+        likely = np.argpartition(-logprobs, min(self._count, len(logprobs) - 1))[: self._count].tolist()
+        self.logprobs = {token: float(logprobs[token]) for token in likely if np.isfinite(logprobs[token])}
+        return allowed
 
 
 class FirstLogits:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Generator, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ...errors import ProviderRuntimeError, RequestError
 from ...options import Checked, option
 from ...providers.base import EncoderOutput
 from ...records import dataclass
+from ..engine.sampling.beam_search import BeamSearch, BeamSearchOptions
 from ..text.tokenizer import Tokenizer
 from ..types.outputs import RequestOutput
 from ..types.sampling_params import SamplingParams
@@ -25,8 +26,10 @@ from .encoding import AudioEncoder
 from .features import Spectra, log_mel
 from .opening import Samples
 from .speech_tokens import SpeechTokens
-from .timestamp_rules import FirstLogits, TranscriptRules, log_softmax
+from .timestamp_rules import FirstLogits, NextTokens, TranscriptRules, log_softmax
 from .word_times import Alignment, Floats, Word, token_ends, words_of
+
+T = TypeVar("T")
 
 _STRIDE = 2  # spectra of a step of time
 
@@ -44,6 +47,7 @@ class TranscriptionOptions(Checked):
         timestamps: whether segments have times; without, each window is one segment.
         words: whether segments have words with times; they take another run of the decoder for each window.
         previous_text: whether a window knows the text of those before.
+        num_beams: beams of the attempt at temperature 0; 1 takes the most likely token each time.
         seed: of the attempts at a temperature above 0.
         compression_ratio: an attempt fails whose text zlib makes smaller by more than this factor: it repeats
             itself.
@@ -59,6 +63,7 @@ class TranscriptionOptions(Checked):
     timestamps: bool = True
     words: bool = False
     previous_text: bool = False
+    num_beams: int = option(1, least=1, most=16)
     seed: int = option(0, least=0)
     compression_ratio: float = option(2.4, above=0)
     mean_logprob: float = option(-1.0, most=0)
@@ -125,7 +130,7 @@ class Transcription:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that the engine is to run; its last state is the answer.
+    """A request that the engine is to run; its last state is the answer. Some are asked together.
 
     Args:
         token_ids: of the prompt.
@@ -139,7 +144,9 @@ class Question:
 
 
 Span = tuple[int, int, Sequence[int]]  # first and last spectrum, and tokens
-Steps = Generator[Question | Segment, RequestOutput | None, Transcription]
+Answers = Sequence[RequestOutput]
+Steps = Generator[Sequence[Question] | Segment, Answers | None, Transcription]
+Asking = Generator[Sequence[Question], Answers | None, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +206,7 @@ class Transcriber:
         self.tokens.beginning(language, options.task, timed=True)
 
     def steps(self, samples: Samples, options: TranscriptionOptions, salt: str = "") -> Steps:
-        """Yield questions, whose answers are to be sent back, and finished segments; return the transcript.
+        """Yield lists of questions, whose answers are to be sent back, and segments; return the transcript.
 
         Args:
             samples: [samples] at ``rate``.
@@ -347,83 +354,113 @@ class _Window:
         """What the encoder made of it, [rows, width]."""
         return self._encoded.states
 
-    def heard(self) -> Generator[Question, RequestOutput | None, tuple[float, str]]:
+    def heard(self) -> Asking[tuple[float, str]]:
         """Return the probability that nobody speaks, and the most likely language."""
         tokens, first = self._transcriber.tokens, FirstLogits()
-        yield from self._ask([tokens.start], first, 0.0, 0, 1)
+        yield from self._ask([self._question([tokens.start], first, 1)])
         logprobs = log_softmax(first.logits)
         codes = list(tokens.languages)
         best = int(np.argmax(logprobs[[tokens.languages[code] for code in codes]])) if codes else 0
         return float(np.exp(logprobs[tokens.silence])), codes[best] if codes else "en"
 
-    def written(
-        self, language: str, options: TranscriptionOptions, silence: float
-    ) -> Generator[Question, RequestOutput | None, _Attempt]:
-        """Return the first attempt that does not fail, or the last one."""
-        transcriber = self._transcriber
+    def written(self, language: str, options: TranscriptionOptions, silence: float) -> Asking[_Attempt]:
+        """Return the first attempt that does not fail.
+
+        If all do, return the most likely of those that do not repeat themselves, or of all.
+        """
+        transcriber, failed = self._transcriber, list[tuple[bool, float, _Attempt]]()
         beginning = transcriber.tokens.beginning(language, options.task, timed=options.timestamps)
         for temperature in options.temperatures:
             rules = TranscriptRules(transcriber.tokens, timed=options.timestamps)
-            ids = yield from self._ask(beginning, rules, temperature, options.seed, transcriber.most_tokens)
+            if options.num_beams > 1 and not temperature:
+                ids, mean_logprob = yield from self._searched(beginning, rules, options.num_beams)
+            else:
+                most = transcriber.most_tokens
+                question = self._question(beginning, rules, most, temperature, options.seed)
+                (ids,) = yield from self._ask([question])
+                mean_logprob = rules.mean_logprob(ids)
             written = tuple(token for token in ids if token != transcriber.tokens.end)
             attempt = _Attempt(
                 transcriber.prompt(self._context, beginning),
                 written,
                 transcriber.text(written).strip(),
                 temperature,
-                rules.mean_logprob(ids),
+                mean_logprob,
                 silence,
             )
             unlikely = attempt.mean_logprob < options.mean_logprob
             repeats = bool(attempt.text) and attempt.compression_ratio > options.compression_ratio
             if not repeats and (not unlikely or silence > options.no_speech):
-                break
-        return attempt
+                return attempt
+            failed.append((not repeats, attempt.mean_logprob, attempt))
+        return max(failed, key=lambda each: each[:2])[2]
 
-    def _ask(
+    def _searched(
+        self, beginning: Sequence[int], rules: TranscriptRules, num_beams: int
+    ) -> Asking[tuple[Sequence[int], float]]:
+        """Return the tokens of the best beam, and their mean log-probability."""
+        tokens, most = self._transcriber.tokens, self._transcriber.most_tokens
+        search = BeamSearch(BeamSearchOptions(num_beams=num_beams, max_tokens=most), [tokens.end])
+        while not search.done:
+            following = [NextTokens(rules, beam.token_ids, search.num_candidates) for beam in search.running]
+            yield from self._ask(
+                [
+                    self._question([*beginning, *beam.token_ids], processor, 1)
+                    for beam, processor in zip(search.running, following, strict=True)
+                ]
+            )
+            search.advance([processor.logprobs for processor in following])
+        best = search.finished[0]
+        return best.token_ids, best.logprob / len(best.token_ids)
+
+    def _question(
         self,
         beginning: Sequence[int],
-        processor: TranscriptRules | FirstLogits,
-        temperature: float,
-        seed: int,
+        processor: TranscriptRules | NextTokens | FirstLogits,
         most: int,
-    ) -> Generator[Question, RequestOutput | None, list[int]]:
-        prompt = self._transcriber.prompt(self._context, beginning)
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> Question:
         params = SamplingParams(
             temperature=temperature, max_tokens=most, logits_processors=(processor,), seed=seed
         )
-        output = yield Question(prompt, self._encoded, params)
-        if output is None:
+        return Question(self._transcriber.prompt(self._context, beginning), self._encoded, params)
+
+    def _ask(self, questions: Sequence[Question]) -> Asking[list[list[int]]]:
+        """Return the tokens that were written for each question."""
+        outputs = yield questions
+        if outputs is None:
             raise RequestError("a question of a transcription was not answered")
-        if output.error is not None:
-            raise ProviderRuntimeError(output.error)
-        ids = list(output.outputs[0].token_ids)
-        self.num_tokens += len(ids)
-        return ids
+        for output in outputs:
+            if output.error is not None:
+                raise ProviderRuntimeError(output.error)
+        written = [list(output.outputs[0].token_ids) for output in outputs]
+        self.num_tokens += sum(map(len, written))
+        return written
 
 
-def next_step(steps: Steps, answer: RequestOutput | None) -> Question | Segment | Transcription:
-    """Return what comes next in a transcription: a question, a segment, or at its end the transcript.
+def next_step(steps: Steps, answers: Answers | None) -> Sequence[Question] | Segment | Transcription:
+    """Return what comes next in a transcription: questions, a segment, or at its end the transcript.
 
     Args:
         steps: of the transcription.
-        answer: to the question before; None at the start, and behind a segment.
+        answers: to the questions before; None at the start, and behind a segment.
     """
     try:
-        return steps.send(answer)
+        return steps.send(answers)
     except StopIteration as end:
         transcript: Transcription = end.value
         return transcript
 
 
-def next_question(steps: Steps, answer: RequestOutput | None) -> Question | Transcription:
-    """Return the next question of a transcription, or the transcript, without the segments between.
+def next_questions(steps: Steps, answers: Answers | None) -> Sequence[Question] | Transcription:
+    """Return the next questions of a transcription, or the transcript, without the segments between.
 
     Args:
         steps: of the transcription.
-        answer: to the question before; None at the start.
+        answers: to the questions before; None at the start.
     """
-    step = next_step(steps, answer)
+    step = next_step(steps, answers)
     while isinstance(step, Segment):
         step = next_step(steps, None)
     return step

@@ -57,8 +57,7 @@ def check_threads(num_threads: int) -> None:
 def check_memory(source: SourceModel, max_slots: int, context_length: int) -> None:
     """Check that the minimum memory of slots and context is available.
 
-    KV grows with its sequence, so only a minimum is counted: 64 tokens in each slot, and rotary tables for
-    all positions.
+    KV grows with its sequence, so only a minimum is counted: 64 tokens in each slot.
 
     Raises:
         UsageError: the minimum exceeds the available memory.
@@ -66,13 +65,7 @@ def check_memory(source: SourceModel, max_slots: int, context_length: int) -> No
     sizes = source.facts.sizes
     if sizes is None:  # not a decoder: the provider reports what is wrong with the graph
         return
-    available, table = machine.memory()[1], sizes.head_dim * _FLOAT
-    if context_length * table > available:
-        raise UsageError(
-            f"context_length {context_length} x {table} bytes of rotary tables is "
-            f"{_in_words(context_length * table)}, and {_in_words(available)} of memory is available; "
-            f"lower context_length to {available // table} or less"
-        )
+    available = machine.memory()[1]
     if (weights := source.unprepared_bytes) > machine.memory()[0]:
         raise UsageError(
             f"{source.name} has {_in_words(weights)} of weights, and this process may use "
@@ -85,6 +78,24 @@ def check_memory(source: SourceModel, max_slots: int, context_length: int) -> No
             f"max_slots {max_slots} x ({tokens} tokens x {token} bytes of KV + {sizes.vocab_size} logits x "
             f"{_FLOAT} bytes) is {_in_words(max_slots * slot)}, and {_in_words(available)} of memory is "
             f"available; lower max_slots to {available // slot} or less"
+        )
+
+
+def check_tables(source: SourceModel, context_length: int) -> None:
+    """Check that the memory for rotary tables of all positions is available.
+
+    Raises:
+        UsageError: they exceed the available memory.
+    """
+    sizes = source.facts.sizes
+    if sizes is None:
+        return
+    available, table = machine.memory()[1], sizes.head_dim * _FLOAT
+    if context_length * table > available:
+        raise UsageError(
+            f"context_length {context_length} x {table} bytes of rotary tables is "
+            f"{_in_words(context_length * table)}, and {_in_words(available)} of memory is available; "
+            f"lower context_length to {available // table} or less"
         )
 
 
@@ -159,6 +170,8 @@ def load_model(
     if not is_split(where):
         provider = get_provider(where)
         config = provider.resolve_options(config)
+    if is_split(where) or get_provider(where).holds_angles(config):
+        check_tables(source, config.context_length or 0)
     loaded = _opened(source, where, config, asked, progress)
     loaded.choice, loaded.fallbacks = choice, fallbacks
     if asked.adapters_at_once:

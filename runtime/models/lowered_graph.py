@@ -10,13 +10,15 @@ import onnx_ir as ir
 from ...contract import EXPLICIT_KV
 from ...errors import UnsupportedAttentionError
 from ...exporter.package import MODEL_FILE
-from ...graph_opt.graph.saving import save_model
+from ...graph_opt.graph.saving import WeightsFile, save_model
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.exported import exported_passes
 from ...graph_opt.pipeline.pipeline import run
 from ...progress import Progress
 from ...providers.base import Provider, RunnerConfig
 from .model_source import SourceModel
+
+_WEIGHTS_FILE = "weights.data"
 
 
 def build_lowered(
@@ -26,6 +28,7 @@ def build_lowered(
     config: RunnerConfig,
     changes: Sequence[GraphPass],
     progress: Progress | None,
+    others: Sequence[Path] = (),
 ) -> None:
     """Lower a model for a provider into ``folder``, as ``model.onnx``.
 
@@ -36,8 +39,11 @@ def build_lowered(
         config: the options of the runner, with ``context_length`` set.
         changes: passes that change the portable graph first.
         progress: called for every tensor written.
+        others: results for other context lengths. Passes compute what depends on it at once, and leave what
+            they compute from weights to the writer, so all have the latter in common.
     """
-    save_model(lower(files, provider, config, changes), folder / MODEL_FILE, progress)
+    model = lower(files, provider, config, changes)
+    save_model(model, folder / MODEL_FILE, progress, weights=WeightsFile(_WEIGHTS_FILE, others))
 
 
 def lower(

@@ -92,28 +92,37 @@ def lowered_model(
     """
     if files.lowered:
         return _unlowered(files, provider, changes)
-    key = cache_key(
+    weights = cache_key(
         model=files.content_key,
         provider=provider.name,
-        context_length=config.context_length,
         options=config.options,
         **({"change": _names(changes)} if changes else {}),
     )
+    key = f"{weights}.{config.context_length}"
     found = intact_folder("lowered", key)
     if found is not None:
         return found / MODEL_FILE
     if not provider.passes(config):
         return _unlowered(files, provider, changes)
-    _check_disk(files)
+    others = _of_other_contexts(weights)
+    if not others:
+        _check_disk(files)
 
     def build(folder: Path) -> None:
         from .lowered_graph import build_lowered
 
         with files.unchanged(), collector_paused():
-            build_lowered(files, folder, provider, config, changes, progress)
+            build_lowered(files, folder, provider, config, changes, progress, others)
 
     about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}
     return cached_folder("lowered", key, build, about) / MODEL_FILE
+
+
+def _of_other_contexts(weights: str) -> list[Path]:
+    """Return the graphs that were lowered from the same weights for other context lengths."""
+    keys = sorted(path.name for path in (cache_root() / "lowered").glob(f"{weights}.*"))
+    folders = (intact_folder("lowered", key) for key in keys)
+    return [folder / MODEL_FILE for folder in folders if folder is not None]
 
 
 def _check_disk(files: SourceModel) -> None:

@@ -22,8 +22,9 @@ from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
 from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder
-from ...storage.file_identity import identity_of
+from ...storage.file_identity import Identity, identity_of
 from ...storage.hashes import content_key
+from ...storage.known_contents import known_key, learn_content
 from ...storage.remembered import remembered
 from ...storage.stored_tensor import StoredStack
 from ..process.garbage import collector_paused
@@ -340,11 +341,13 @@ class GgufModel(InPlaceModel):
 
     Args:
         opened: returns the file, whose header is read once.
-        known: its ``identity`` when it was resolved.
+        known: its identity when it was resolved.
+        key: of its content, see ``known_key``.
     """
 
     opened: Callable[[], GgufFile] = field(kw_only=True, compare=False, repr=False)
-    known: str = field(kw_only=True, compare=False, repr=False)
+    known: Identity = field(kw_only=True, compare=False, repr=False)
+    key: str = field(kw_only=True, compare=False, repr=False)
 
     def build(self, *, stacked: bool = False) -> ir.Model:
         from ...exporter.export import export_model
@@ -380,11 +383,21 @@ class GgufModel(InPlaceModel):
 
     @cached_property
     def content_key(self) -> str:
-        return self.known
+        return self.key
 
     def identity(self) -> str:
-        """Return a hash of sizes, times, inodes and samples of the files; see ``identity_of``."""
-        return identity_of(shard_paths(self.model_path))
+        """Return the key of the content if the files are those that were resolved, else their own."""
+        now = identity_of(shard_paths(self.model_path))
+        return self.key if now == self.known else now.own
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """See ``InPlaceModel``; and where the block has read the weights, copies are known by them later."""
+        with super().unchanged():
+            yield
+            content = self.opened().content()
+        if content is not None:
+            learn_content(self.known, content)
 
 
 @dataclass(frozen=True)
@@ -469,7 +482,9 @@ def gguf_in_place(name: str, path: Path) -> GgufModel:
 
     @functools.cache
     def opened() -> GgufFile:
-        return GgufFile(first)
+        file = GgufFile(first)
+        file.watch()
+        return file
 
     def build(folder: Path) -> None:
         from ...exporter.export import write_gguf_sides
@@ -477,9 +492,11 @@ def gguf_in_place(name: str, path: Path) -> GgufModel:
         with collector_paused():
             write_gguf_sides(opened(), folder, to_open=True)
 
-    identity = identity_of(shard_paths(path))
-    folder = cached_folder("gguf", cache_key(gguf=identity), build, {"model": name})
-    return GgufModel(name, folder, first, opened=opened, known=identity)
+    paths = shard_paths(path)
+    identity = identity_of(paths)
+    key = known_key(identity, paths)
+    folder = cached_folder("gguf", cache_key(gguf=key), build, {"model": name})
+    return GgufModel(name, folder, first, opened=opened, known=identity, key=key)
 
 
 def resolve_model(

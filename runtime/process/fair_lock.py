@@ -5,9 +5,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from ...errors import UsageError
+
 
 class FairLock:
-    """A first-come, first-served lock. With ``threading.Lock``, a thread in a loop can starve the others."""
+    """A first-come, first-served lock. With ``threading.Lock``, a thread in a loop can starve the others.
+
+    Raises:
+        UsageError: on entry, if the thread holds the lock.
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -21,6 +27,11 @@ class FairLock:
         return self._owner == threading.get_ident()
 
     def __enter__(self) -> None:
+        if self.is_ours:
+            raise UsageError(
+                "a call to a model from within its own step, as by a logits processor, would wait for "
+                "itself; call it after the step, or use another model"
+            )
         self._acquire()
         self._owner = threading.get_ident()
 

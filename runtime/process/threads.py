@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from .at_exit import LOADING
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 # Of Linux's nice values: a thread gets a third of the time of one without it, where both want a core.
@@ -20,6 +22,8 @@ _works, _lock = [0, 0], threading.Lock()
 
 def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """Run ``work`` in a daemon thread. Unlike an executor's thread, it does not delay the process exit."""
+    import asyncio  # 20 ms, which a program without a loop of events does without
+
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 

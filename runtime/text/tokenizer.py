@@ -18,6 +18,7 @@ from ...exporter.gguf.vocabulary import VOCABULARY_FILE, StoredTokenizer, Vocabu
 from ...options import shown
 from ...storage.texts import read_text
 from ..process.at_exit import NATIVE
+from .known_texts import KnownTexts
 from .special_texts import SpecialTexts
 from .token_coverage import Coverage, coverage
 
@@ -155,6 +156,15 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text is not valid Unicode, it has a lone surrogate: {error}") from error
+        if add_special_tokens or len(text) <= _LONG_TEXT:
+            return self._encoded(text, add_special_tokens)
+        return self._known.encode(text, lambda part: self._encoded(part, add_special_tokens=False))
+
+    @cached_property
+    def _known(self) -> KnownTexts:
+        return KnownTexts(self._tokenizer.get_added_tokens_decoder())
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
         with NATIVE:
             if len(text) <= _LONG_TEXT:
                 encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -162,8 +172,8 @@ class Tokenizer:
                 with _LONG:
                     batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 encoding = batch[0]
-            found: list[int] = encoding.ids
-        return found
+            token_ids: list[int] = encoding.ids
+        return token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.

@@ -23,6 +23,8 @@ TIMES_PATH = PATH.with_name("whisper_times.npz")
 SEED = 3
 BEGINNING = [START, ENGLISH, TRANSCRIBE, UNTIMED]
 NEW_TOKENS = 32
+# Whisper's own search takes log-probabilities behind the rules, which transformers does by this option.
+BEAMS = {"num_beams": 3, "renormalize_logits": True}
 
 
 def sounds() -> list[npt.NDArray[np.float32]]:
@@ -36,8 +38,9 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
     Returns:
         ``features`` [2, mels, frames]; ``states`` [2, rows, width]; ``logits`` [2, tokens, vocab] of
         ``tokens``, which are the beginning and 32 tokens chosen greedily; ``timed`` and ``untimed`` [2, n],
-        what ``generate`` writes with and without times, padded with the end; ``margin``, the smallest
-        difference of the best two logits.
+        what ``generate`` writes with and without times, padded with the end, and ``timed_beams`` and
+        ``untimed_beams``, what it writes with 3 beams; ``margin``, the smallest difference of the best two
+        logits.
     """
     import torch
     import transformers
@@ -67,8 +70,14 @@ def transformers_answer(checkpoint: Path) -> dict[str, Array]:
                 task="transcribe",
                 do_sample=False,
                 max_new_tokens=32,
+                **beams,
             )
-            for name, timed in (("timed", True), ("untimed", False))
+            for name, timed, beams in (
+                ("timed", True, {}),
+                ("untimed", False, {}),
+                ("timed_beams", True, BEAMS),
+                ("untimed_beams", False, BEAMS),
+            )
         }
     return {
         "features": features,

@@ -29,7 +29,7 @@ from ...passes.base import GraphPass
 from ..paged_kv import BEGINS, STATE_PLACES
 
 DOMAIN = "carryall"
-LAYOUT = 1  # version of the states; the kernels refuse others
+LAYOUT = 2  # version of the states; the kernels refuse others
 _LANES = 16  # columns of a delta rule's state that lie together
 _TRANSPOSED = [0, 2, 1]
 
@@ -118,7 +118,9 @@ def _delta_rule(graph: ir.Graph, node: ir.Node, begins: ir.Value, places: ir.Val
     lowered = insert(node, "DeltaRule", operands, attributes, domain=DOMAIN)
     lowered.name = node.name
     replace(node.outputs[0], lowered.outputs[0])
-    _keep_in_place(graph, node, states, [heads, value_size // _LANES, key_size, _LANES])
+    tiles, key_lines = value_size // _LANES, -(-key_size // _LANES)
+    held = 2 * key_lines + tiles + 1  # lines of a token that the states do not contain yet; see recurrent.h
+    _keep_in_place(graph, node, states, [heads, tiles * key_size + held, _LANES])
 
 
 def _short_convolution(graph: ir.Graph, node: ir.Node, begins: ir.Value, places: ir.Value) -> None:

@@ -6,13 +6,13 @@ Exporters name axes differently. With the contract's names, passes can see which
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
 from ....contract import ATTENTION_MASK, INPUT_IDS, LOGITS, PAST, POSITION_IDS, PRESENT
 from ...analysis.decoder_inputs import is_decoder
-from ...graph.edit import take_name
+from ...graph.edit import all_nodes, take_name
 from ..base import GraphPass
 
 _CONTRACT = re.compile(rf"({PAST}|{PRESENT})\.\d+\.(key|value)")
@@ -37,8 +37,9 @@ class ContractNamesPass(GraphPass):
         if not is_decoder(graph):
             return
         self._rename_caches(graph)
-        names = _axis_names(graph)
-        for value in _values(graph):
+        values = [value for value in _values(graph) if value.shape is not None]
+        names = _axis_names(graph, values)
+        for value in values:
             if value.shape is not None and any(_symbol(dim) in names for dim in value.shape):
                 value.shape = ir.Shape([names.get(_symbol(dim), dim) for dim in value.shape])
                 self.fired += 1
@@ -58,8 +59,13 @@ class ContractNamesPass(GraphPass):
                 value.shape = _with_numbers(value)
 
 
-def _axis_names(graph: ir.Graph) -> dict[str | None, str]:
-    """Return the contract's name of each differently named axis, unless another axis has that name."""
+def _axis_names(graph: ir.Graph, values: Sequence[ir.Value]) -> dict[str | None, str]:
+    """Return the contract's name of each differently named axis, unless another axis has that name.
+
+    Args:
+        graph: the graph.
+        values: those of its values that have a shape.
+    """
     axis_names: dict[str | None, str] = {}
     for value in [*graph.inputs, *graph.outputs]:
         name = str(value.name)
@@ -67,7 +73,7 @@ def _axis_names(graph: ir.Graph) -> dict[str | None, str]:
         for dim, wanted in zip(value.shape or (), names, strict=False):
             if wanted is not None and _symbol(dim) is not None:
                 axis_names.setdefault(_symbol(dim), wanted)
-    taken = {_symbol(dim) for value in _values(graph) for dim in value.shape or ()} - set(axis_names)
+    taken = {_symbol(dim) for value in values for dim in value.shape or ()} - set(axis_names)
     return {old: name for old, name in axis_names.items() if old != name and name not in taken}
 
 
@@ -77,7 +83,7 @@ def _symbol(dim: int | ir.SymbolicDim) -> str | None:
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.inputs
-    for node in graph.all_nodes():
+    for node in all_nodes(graph):
         yield from node.outputs
 
 

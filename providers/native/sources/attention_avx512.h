@@ -10,7 +10,7 @@ namespace {
 struct Vector {
   __m512 x;
   static constexpr int kTogether = 4, kQueries = 6;  // 24 sums, 4 operands and a query are 29 of 32 registers
-  static constexpr int kStates = 4;  // 16 sums, 4 states, 4 d, 3 operands and a decay are 28 of 32 registers
+  static constexpr int kStates = 4, kStatesOfOne = 4;  // of a pair: 16 sums, 4 states, 8 d, a decay and 3 operands are 32 registers
 
   static Vector all(float a) { return {_mm512_set1_ps(a)}; }
   static Vector load(const float* a) { return {_mm512_loadu_ps(a)}; }

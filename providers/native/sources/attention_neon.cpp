@@ -11,7 +11,7 @@ namespace {
 struct Vector {
   float32x4_t x[4];
   static constexpr int kTogether = 1, kQueries = 6;  // 24 sums, 4 operands and a query are 29 of 32 registers
-  static constexpr int kStates = 1;
+  static constexpr int kStates = 1, kStatesOfOne = 1;
 
   template <class Function>
   static Vector each(const Function& of) {

@@ -11,7 +11,7 @@ namespace {
 struct Vector {
   float x[16];
   static constexpr int kTogether = 1, kQueries = 2;
-  static constexpr int kStates = 1;
+  static constexpr int kStates = 1, kStatesOfOne = 1;
 
   template <class Function>
   static Vector each(const Function& of) {

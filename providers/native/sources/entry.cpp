@@ -149,7 +149,7 @@ CARRYALL_EXPORT int carryall_delta_rule(const char* isa, const DeltaCall* from, 
   const DeltaRule rule{from->heads,  from->key_heads, from->key_size, from->value_size,   from->by_key != 0,
                        from->scale,  from->query,     from->key,      from->value,        from->decay,
                        from->beta,   from->states,    from->begins,   from->places,       from->rows,
-                       from->tokens, from->states_count, from->output};
+                       from->tokens, from->states_count, from->output, 0, 0};
   if (const char* wrong = rule.complaint()) return complain(wrong, message, size);
   if (const char* wrong = complaint_of_rows(rule.begins, rule.places, rule.rows, rule.tokens, rule.states_count))
     return complain(wrong, message, size);
@@ -157,8 +157,11 @@ CARRYALL_EXPORT int carryall_delta_rule(const char* isa, const DeltaCall* from, 
   if (kernels == nullptr) return complain("there is no such instruction set", message, size);
   DeltaJob job(rule, *kernels);
   if (!job.valid()) return complain("out of memory", message, size);
-  for (size_t task = 0; task < job.prepare_tasks(); task++) DeltaJob::prepare(&job, task);
-  for (size_t task = job.delta_tasks(); task > 0; task--) DeltaJob::delta(&job, task - 1);
+  for (size_t piece = 0; piece < job.pieces(); piece++) {
+    job.start(piece);
+    for (size_t task = 0; task < job.prepare_tasks(); task++) DeltaJob::prepare(&job, task);
+    for (size_t task = job.delta_tasks(); task > 0; task--) DeltaJob::delta(&job, task - 1);
+  }
   return 0;
 }
 

@@ -28,13 +28,14 @@ inline V exponential(V x) {
 // y = e^(x - shift) of `count` floats.
 template <class V>
 void exponentials(const float* x, int64_t count, float shift, float* y) {
-  for (int64_t i = 0; i < count; i += 16) {
-    const size_t bytes = sizeof(float) * static_cast<size_t>(count - i < 16 ? count - i : 16);
-    float part[16] = {};
-    memcpy(part, x + i, bytes);
-    V::store(part, exponential(subtract(V::load(part), V::all(shift))));
-    memcpy(y + i, part, bytes);
-  }
+  const int64_t whole = count / 16 * 16;
+  for (int64_t i = 0; i < whole; i += 16) V::store(y + i, exponential(subtract(V::load(x + i), V::all(shift))));
+  if (whole == count) return;
+  const size_t bytes = sizeof(float) * static_cast<size_t>(count - whole);
+  float part[16] = {};
+  memcpy(part, x + whole, bytes);
+  V::store(part, exponential(subtract(V::load(part), V::all(shift))));
+  memcpy(y + whole, part, bytes);
 }
 
 // -1 / (1 + 2^x) with an error of 2e-7 (1 + |x| / 4); x counts as at most 120 away from 0. Keeps a NaN. The difference of the bits

@@ -73,10 +73,11 @@ void read_k6(const uint8_t* x, Block* block) {
 
 // The lower 2 bits of values of Q2_K and Q3_K, in 64 bytes.
 void read_pairs(const uint8_t* x, Block* block) {
-  for (int half = 0; half < 2; half++)
-    for (int part = 0; part < 4; part++)
-      for (int i = 0; i < 32; i++)
-        block->values[128 * half + 32 * part + i] = static_cast<uint8_t>(x[32 * half + i] >> 2 * part & 3);
+  for (int part = 0; part < 8; part++) {
+    const uint8_t* from = x + part / 4 * 32;
+    uint8_t* to = block->values + 32 * part;
+    for (int i = 0; i < 32; i++) to[i] = static_cast<uint8_t>(from[i] >> 2 * (part % 4) & 3);
+  }
 }
 
 void read_k2(const uint8_t* x, Block* block) {
@@ -92,7 +93,8 @@ void read_k2(const uint8_t* x, Block* block) {
 // Its sixteen scales of 6 bits are more by 32: the lower 4 bits in 8 bytes, the upper 2 in 4.
 void read_k3(const uint8_t* x, Block* block) {
   read_pairs(x + 32, block);
-  for (int i = 0; i < 256; i++) block->values[i] |= static_cast<uint8_t>((x[i % 32] >> i / 32 & 1) << 2);
+  for (int part = 0; part < 8; part++)
+    for (int i = 0; i < 32; i++) block->values[32 * part + i] |= static_cast<uint8_t>((x[i] >> part & 1) << 2);
   for (int j = 0; j < 16; j++)
     block->scales[j] = static_cast<uint8_t>((x[96 + j % 8] >> j / 8 * 4 & 15) | (x[104 + j % 4] >> j / 4 * 2 & 3) << 4);
   block->scale = x + 108;
@@ -105,9 +107,11 @@ void read_codes(const uint8_t* x, Block* block) {
   for (int j = 0; j < 8; j++) {
     const int scale = (x[4 + j / 2] >> j % 2 * 4 & 15) | (high >> 2 * j & 3) << 4;
     block->scales[j] = static_cast<uint8_t>(scale - 32);
+    const uint8_t* from = x + 8 + 16 * j;
+    uint8_t* to = block->values + 32 * j;
     for (int i = 0; i < 16; i++) {
-      block->values[32 * j + i] = x[8 + 16 * j + i] & 15;
-      block->values[32 * j + i + 16] = x[8 + 16 * j + i] >> 4;
+      to[i] = from[i] & 15;
+      to[i + 16] = from[i] >> 4;
     }
   }
 }

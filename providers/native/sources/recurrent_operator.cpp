@@ -107,15 +107,19 @@ OrtStatus* compute_delta(void* kernel, OrtKernelContext* context) {
   const float* floats[5];
   for (size_t i = 0; i < 5; i++) floats[i] = static_cast<const float*>(inputs[i].data);
   r.query = floats[0], r.key = floats[1], r.value = floats[2], r.decay = floats[3], r.beta = floats[4];
-  const int64_t state = r.heads * r.key_size * r.value_size;
+  const int64_t state = r.heads * r.state_lines() * 16;
   if (const char* wrong = read_rows(inputs[5], inputs[6], inputs[7], state, &r))
     return failure(api, kInvalidArgument, wrong);
   CARRYALL_TRY(output(api, context, inputs[2].dimensions, inputs[2].rank, &r.output));
   if (r.tokens == 0) return nullptr;
   DeltaJob job(r, *node.kernels);
   if (!job.valid()) return failure(api, kFail, "out of memory for linear attention");
-  CARRYALL_TRY(run_tasks(api, context, DeltaJob::prepare, job.prepare_tasks(), &job));
-  return run_tasks(api, context, DeltaJob::delta, job.delta_tasks(), &job);
+  for (size_t piece = 0; piece < job.pieces(); piece++) {
+    job.start(piece);
+    CARRYALL_TRY(run_tasks(api, context, DeltaJob::prepare, job.prepare_tasks(), &job));
+    CARRYALL_TRY(run_tasks(api, context, DeltaJob::delta, job.delta_tasks(), &job));
+  }
+  return nullptr;
 }
 
 OrtStatus* compute_convolution(void* kernel, OrtKernelContext* context) {

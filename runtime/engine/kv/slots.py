@@ -253,8 +253,13 @@ class SlotTable:
             self.operations.append(Trim(slot, self._shortest[slot]))
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Queue the copy of a prefix into a used slot, which inherits the shortest prefix of its source."""
+        """Queue the copy of a prefix into a used slot.
+
+        It inherits the shortest prefix of its source, and the checkpoints before ``length``.
+        """
         self.operations.append(Copy(source, target, length))
+        if self.state_tokens:
+            self.keep(target, [n for n in self.checkpoints(source) if n < length])
         if source in self._shortest:
             self._shortest[target] = self._shortest[source]
             self.used_tokens -= self._saved(target)

@@ -111,7 +111,7 @@ class Entry:
     Attributes:
         evicted: whether it is unloaded to free memory; the next request loads it again.
         keep_seconds: how long it stays loaded without a request, if a request has said so; infinite is for
-            good, None is the service's own time.
+            good, None is the service's own time, which holds again once it was unloaded.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class Entry:
             Whether all requests ended within the grace period.
         """
         async with self._changing:
-            drained, self.evicted = True, evict
+            drained, self.evicted, self.keep_seconds = True, evict, None
             if self.model is not None:
                 self.state = "unloading"
                 drained = await self.handler.drain(grace_seconds)

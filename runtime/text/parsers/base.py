@@ -149,16 +149,21 @@ def _call_of(value: Any, name_keys: Sequence[str], argument_keys: Sequence[str])
     if not isinstance(value, dict):
         return None
     if not name_keys:
-        if len(value) != 1 or not isinstance(arguments := next(iter(value.values())), dict):
+        if len(value) != 1:
             return None
-        return next(iter(value)), json.dumps(arguments, ensure_ascii=False)
+        ((name, arguments),) = value.items()
+        return (
+            (name, json.dumps(arguments, ensure_ascii=False))
+            if name and isinstance(arguments, dict)
+            else None
+        )
     name = _at(value, name_keys)
     arguments = _at(value, argument_keys)
     if not isinstance(name, str):
         name = value.get("name")
     if arguments is None:
         arguments = value.get("arguments", value.get("parameters", {}))
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name:
         return None
     return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 

@@ -159,6 +159,8 @@ def test_run_shows_a_video_at_the_rate_that_is_asked_for(tmp_path: Path) -> None
     [
         (("--raw",), "--raw excludes --image"),
         (("--image", "nowhere.png"), "nowhere.png"),
+        (("--max-images", "0"), "a conversation has 1 pictures; the limit is 0"),
+        (("--max-image-pixels", "10"), "more than 10 pixels in all"),
     ],
 )
 def test_pictures_that_cannot_be_shown_are_refused(

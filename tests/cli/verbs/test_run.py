@@ -183,6 +183,8 @@ def test_wrong_use_gets_one_line(options: list[str], code: int, words: str, tiny
 def test_an_empty_prompt_is_wrong_use(tiny_package: Path) -> None:
     assert "the prompt is empty" in run("run", tiny_package, "").stderr
     assert run("run", tiny_package, "-", stdin="").exit_code == 2
+    other = CliRunner().invoke(carryall, ["run", str(tiny_package), "-"], input=b"ab\xff")
+    assert (other.exit_code, "not UTF-8 text at byte 2" in other.output) == (2, True)
 
 
 def test_chat_answers_each_line_with_the_history(tiny_package: Path) -> None:

@@ -69,9 +69,10 @@ def test_a_recording_is_written_down(checkpoint: Path, recording: Path) -> None:
     ("args", "message"),
     [
         (("--audio", "nowhere.wav"), "nowhere.wav"),
-        (("--language", "de"), "--language, --translate and --words need a recording"),
-        (("--translate",), "--language, --translate and --words need a recording"),
-        (("--words", "--json"), "--language, --translate and --words need a recording"),
+        (("--language", "de"), "--language, --num-beams, --translate and --words need a recording"),
+        (("--num-beams", "2"), "--language, --num-beams, --translate and --words need a recording"),
+        (("--translate",), "--language, --num-beams, --translate and --words need a recording"),
+        (("--words", "--json"), "--language, --num-beams, --translate and --words need a recording"),
     ],
 )
 def test_options_that_do_not_fit(checkpoint: Path, args: tuple[str, ...], message: str) -> None:

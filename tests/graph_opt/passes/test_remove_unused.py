@@ -6,6 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import random_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx_ir.passes import common
 
 from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 from carryall.graph_opt.pipeline.pipeline import run
@@ -58,3 +62,15 @@ def test_other_domains_keep_theirs_and_standard_operators_lose_what_says_nothing
     )
     RemoveUnusedNodesPass()(ir.Model(graph, ir_version=8))
     assert [len(node.inputs) for node in graph] == [3, 1]
+
+
+@given(st.data())
+def test_what_is_removed_of_random_graphs_is_what_onnx_ir_removes(data: st.DataObject) -> None:
+    model = data.draw(random_graphs.models())
+    theirs = ir.from_proto(ir.to_proto(model))
+    ours = RemoveUnusedNodesPass()(model)
+    assert ours.modified == common.RemoveUnusedNodesPass()(theirs).modified
+    assert [(node.name, node.op_type, len(node.outputs)) for node in ours.model.graph.all_nodes()] == [
+        (node.name, node.op_type, len(node.outputs)) for node in theirs.graph.all_nodes()
+    ]
+    assert set(ours.model.graph.initializers) == set(theirs.graph.initializers)

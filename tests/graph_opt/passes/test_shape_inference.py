@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import random_graphs
@@ -12,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx_ir import traversal
 from onnx_ir.passes import common
+from tiny_gguf import write_gguf
 from tiny_models import write_tiny
 
 from carryall.exporter.export import export_model
 from carryall.graph_opt.passes.shape_inference import ShapeInferencePass
+from carryall.runtime.models.graphs import load_graph
 
 
 def untyped(model: ir.Model) -> ir.Model:
@@ -57,6 +61,37 @@ def test_shapes_of_decoders_are_those_of_onnx_ir(tmp_path: Path, family: str) ->
     assert [value.name for value in model.graph.inputs if value.name in weights] == []
     small = ir.from_proto(ir.to_proto(model))
     assert assert_as_onnx_ir(small) > len(small.graph)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K"])  # with and without minima
+def test_shapes_of_quantized_weights_are_those_of_onnx_ir(tmp_path: Path, kind: str) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    write_gguf("llama", tmp_path / "model.gguf", types=kind, **sizes)
+    model, _ = load_graph(str(tmp_path / "model.gguf"))
+    products = [node for node in model.graph if node.op_type == "DequantizeLinear"]
+    assert len(products) == 2 * 7 + 2
+    assert assert_as_onnx_ir(model) > len(model.graph)
+
+
+def test_nodes_beside_weights_have_their_own_shapes() -> None:
+    text = """g (float[2, N] x) => (float[2, N] y, float[M] z, float[K, L, J] u) {
+        w = DequantizeLinear <axis = 1, block_size = 2> (q, s)
+        moved = Add(w, b) y = Add(moved, x) z = Reshape(w, flat) r = Reshape(moved, turned)
+        wide = Add(w, deep) u = MatMul(wide, r)
+    }"""
+    weights = {
+        "q": np.ones((2, 4), np.int8),
+        "s": np.ones((2, 2), np.float32),
+        "b": np.ones((2, 1), np.float32),
+        "deep": np.ones((3, 1, 1), np.float32),
+        "flat": np.array([-1]),
+        "turned": np.array([4, 2]),
+    }
+    model = graph(text, **weights)
+    assert_as_onnx_ir(model)
+    ShapeInferencePass()(model)
+    shapes = [node.outputs[0].shape for node in model.graph]
+    assert shapes == [[2, 4], [2, 4], [2, 4], [8], [4, 2], [3, 2, 4], [3, 2, 2]]
 
 
 def test_a_graph_whose_inference_fails_stays(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from carryall.providers.native.library import load
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -37,7 +38,7 @@ class _ConvolutionCall(ctypes.Structure):
 class Delta:
     """Inputs of the delta rule: query and key [tokens, key heads, size], value [tokens, heads, size], decay
     [tokens, heads] or [tokens, heads, key size], beta [tokens, heads] or None, states [places, heads, key
-    size, value size]."""
+    size, value size], or in the layout of the kernels [places, heads, lines, 16]."""
 
     query: Floats
     key: Floats
@@ -54,28 +55,47 @@ class Delta:
         return Delta(*arrays, self.states, self.scale)
 
 
+def _lines(keys: int, values: int) -> list[int]:
+    """Return the ends, in lines of 16 floats, of the parts of a head: states, held key, its decays, its d."""
+    key = -(-keys // 16)
+    return np.cumsum([values // 16 * keys, key, key, values // 16]).tolist()
+
+
 def tiled(states: Floats) -> Floats:
-    """Return a copy of states [places, heads, key, value] in tiles of 16 columns."""
+    """Return states [places, heads, key, value] in the layout of the kernels, with no held token."""
     places, heads, keys, values = states.shape
-    return states.reshape(places, heads, keys, values // 16, 16).swapaxes(2, 3).copy()
+    ends = _lines(keys, values)
+    lines = np.zeros((places, heads, ends[-1] + 1, 16), np.float32)
+    tiles = states.reshape(places, heads, keys, values // 16, 16).swapaxes(2, 3)
+    lines[:, :, : ends[0]] = tiles.reshape(places, heads, -1, 16)
+    return lines
 
 
-def untiled(states: Floats) -> Floats:
-    """Return the opposite of ``tiled``."""
-    places, heads, tiles, keys, _ = states.shape
-    return np.ascontiguousarray(states.swapaxes(2, 3).reshape(places, heads, keys, tiles * 16))
+def untiled(lines: Floats, keys: int, values: int) -> Doubles:
+    """Return the states [places, heads, key, value] after the token that is held beside them, if any."""
+    places, heads = lines.shape[:2]
+    ends = _lines(keys, values)
+    states, key, decay, d, count = (
+        part.reshape(places, heads, -1).astype(np.float64) for part in np.split(lines, ends, axis=2)
+    )
+    tiles = states.reshape(places, heads, values // 16, keys, 16).swapaxes(2, 3)
+    states = tiles.reshape(places, heads, keys, values)
+    factors = decay[..., :keys, None] if decay[..., 1:].any() else decay[..., :1, None]
+    after = factors * states + key[..., :keys, None] * d[..., None, :]
+    return np.where(count[..., :1, None] > 0, after, states)
 
 
 def delta_rule(
     library: Path, isa: str, case: Delta, lengths: list[int], places: list[int]
 ) -> tuple[Floats, Floats]:
-    """Return the outputs [tokens, heads, value size] and the states after all rows.
+    """Return the outputs [tokens, heads, value size] and the states after all rows, as the kernels keep them.
 
     Raises:
         ValueError: the kernels refuse the arguments.
     """
     tokens, heads, size = case.value.shape
-    states = tiled(case.states)
+    whole = case.states.shape[2:] == (case.query.shape[2], size)
+    states = tiled(case.states) if whole else case.states.copy()
     output = np.full(case.value.shape, np.nan, np.float32)
     begins = np.cumsum([0, *lengths]).astype(np.int32)
     own = np.array(places, np.int32)
@@ -87,7 +107,7 @@ def delta_rule(
         *(None if array is None else array.ctypes.data for array in held),
     )
     _call(load(library).carryall_delta_rule, isa, call)
-    return output, untiled(states)
+    return output, states
 
 
 def convolution(

@@ -64,6 +64,17 @@ def test_a_shared_state_is_copied_before_it_changes() -> None:
     assert memory.used == 0
 
 
+def test_a_copy_has_the_earlier_states_too() -> None:
+    memory = StateMemory({"s": (2,)}, 6, SLOTS)
+    run(memory, row(0, [4, 2, 7], 0))
+    run(memory, row(0, [4, 2, 7, 5], 3, [3]))
+    run(memory, row(0, [4, 2, 7, 5, 1], 4, [3, 4]))
+    memory.share(0, 1, 4)
+    memory.release(0)
+    assert memory.used == 2
+    assert [memory.read(1, length)[0][0] for length in (3, 4)] == [summed([4, 2, 7]), summed([4, 2, 7, 5])]
+
+
 def test_a_failed_run_leaves_no_state_that_it_may_have_changed() -> None:
     memory = StateMemory({"s": (2,)}, 6, SLOTS)
     run(memory, row(0, [1, 2], 0))
@@ -102,7 +113,7 @@ def test_states_are_those_of_their_texts_after_any_calls(data: st.DataObject) ->
                 if target != slot:
                     memory.share(slot, target, length)
                     texts[target] = texts[slot][:length]
-                    kept[target] = {length} - {0}
+                    kept[target] = {n for n in kept[slot] if n <= length}
             case "release":
                 memory.release(slot)
                 texts[slot], kept[slot] = [], set()

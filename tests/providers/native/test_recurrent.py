@@ -6,14 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_kernels import isas
-from native_recurrent import Delta, Floats, convolution, delta_rule
+from native_recurrent import Delta, Doubles, Floats, convolution, delta_rule, tiled, untiled
 
-Doubles = npt.NDArray[np.float64]
 QUIET = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LENGTHS = st.lists(st.sampled_from([0, 1, 1, 2, 5, 40]), min_size=1, max_size=4).filter(any)
 
@@ -69,8 +67,9 @@ def test_the_delta_rule_of_every_instruction_set_is_that_of_numpy_and_equal_in_b
     places = np.random.default_rng(seed).permutation(len(lengths) + 2)[: len(lengths)].tolist()
     case = random_case(seed, sum(lengths), len(lengths) + 2, heads, sizes, kind)
     outputs = [delta_rule(library, isa, case, lengths, places) for isa in isas(library)]
-    for found, right in zip(outputs[0], expected(case, lengths, places), strict=True):
-        np.testing.assert_allclose(found, right, rtol=0, atol=2e-5)
+    after = outputs[0][0], untiled(outputs[0][1], *sizes)
+    for result, right in zip(after, expected(case, lengths, places), strict=True):
+        np.testing.assert_allclose(result, right, rtol=0, atol=2e-5)
     for other in outputs[1:]:
         np.testing.assert_array_equal(other[0], outputs[0][0])
         np.testing.assert_array_equal(other[1], outputs[0][1])
@@ -79,27 +78,27 @@ def test_the_delta_rule_of_every_instruction_set_is_that_of_numpy_and_equal_in_b
 @QUIET
 @given(
     seed=st.integers(0, 2**32 - 1),
-    cuts=st.lists(st.integers(0, 30), max_size=5),
+    cuts=st.lists(st.integers(0, 71), max_size=5),
     kind=st.sampled_from(["by head", "by key", "no beta"]),
 )
 def test_the_delta_rule_has_the_same_bits_for_any_cut_and_any_neighbours(
     library: Path, seed: int, cuts: list[int], kind: str
 ) -> None:
-    case = random_case(seed, 30, 3, (4, 2), (24, 32), kind)
+    case = random_case(seed, 71, 3, (4, 2), (24, 32), kind)
     isa = isas(library)[0]
-    whole, states = delta_rule(library, isa, case, [30], [1])
+    whole, states = delta_rule(library, isa, case, [71], [1])
     pieces, last = [], case.states
-    for begin, end in pairwise(sorted({0, 30, *cuts})):
+    for begin, end in pairwise(sorted({0, 71, *cuts})):
         part = case.tokens(slice(begin, end))
         part.states = last
         piece, last = delta_rule(library, isa, part, [end - begin], [1])
         pieces.append(piece)
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
     np.testing.assert_array_equal(last, states)
-    beside, states = delta_rule(library, isa, case, [12, 18], [2, 0])
-    alone = case.tokens(slice(12, 30))
-    np.testing.assert_array_equal(beside[12:], delta_rule(library, isa, alone, [18], [0])[0])
-    np.testing.assert_array_equal(states[1], case.states[1])
+    beside, states = delta_rule(library, isa, case, [12, 59], [2, 0])
+    alone = case.tokens(slice(12, 71))
+    np.testing.assert_array_equal(beside[12:], delta_rule(library, isa, alone, [59], [0])[0])
+    np.testing.assert_array_equal(states[1], tiled(case.states)[1])
 
 
 def expected_convolution(

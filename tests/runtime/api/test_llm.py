@@ -13,6 +13,7 @@ import pytest
 from llm_kit import toy_model
 
 from carryall.errors import (
+    CarryallWarning,
     EngineClosedError,
     InvalidSamplingError,
     PromptTooLongError,
@@ -280,7 +281,8 @@ def test_a_device_failure_is_in_the_result_of_its_request_only(tmp_path: Path) -
             raise ProviderRuntimeError("out of memory")
 
     model.runner.before_forward = fail
-    good, bad = LLM(model).generate([[1, 2], [7, 8]], greedy(max_tokens=1))
+    with pytest.warns(CarryallWarning, match="the request of prompt 1 failed, .*: out of memory"):
+        good, bad = LLM(model).generate([[1, 2], [7, 8]], greedy(max_tokens=1))
     assert good.error is None
     assert (bad.error, bad.outputs[0].finish_reason, bad.finished) == ("out of memory", "error", True)
 

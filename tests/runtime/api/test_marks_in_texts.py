@@ -15,6 +15,7 @@ from text_kit import byte_level_with
 from tokenizers import AddedToken
 
 from carryall.runtime.api.requests import RequestFactory
+from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.text.chat_template import ChatTemplate
 from carryall.runtime.text.parsers.formats import tags
 
@@ -35,7 +36,7 @@ def factory(style: tuple[str, str], folder: Path) -> tuple[RequestFactory, froze
     model.tokenizer = byte_level_with(folder / f"{style} tokenizer", added)
     model.chat_template = ChatTemplate({"default": source}, {})
     ids = frozenset(model.tokenizer.encode(token.content, add_special_tokens=False)[0] for token in added)
-    return RequestFactory(model), ids, [token.content for token in added]
+    return RequestFactory(model, EngineConfig()), ids, [token.content for token in added]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_a_tag_that_the_template_does_not_use_stays_a_token(tmp_path: Path) -> N
     model = toy_model(tmp_path / "model", context_length=256)
     model.tokenizer = byte_level_with(tmp_path / "tokenizer", [AddedToken("<table>"), AddedToken("<call>")])
     model.chat_template = ChatTemplate({"default": "{{ messages[0].content }}{# <call> #}"}, {})
-    prompt = RequestFactory(model).chat_prompt([{"role": "user", "content": "<table><call>"}])
+    prompt = RequestFactory(model, EngineConfig()).chat_prompt([{"role": "user", "content": "<table><call>"}])
     table, call = (
         model.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("<table>", "<call>")
     )

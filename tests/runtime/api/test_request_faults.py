@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from llm_kit import toy_model
 
-from carryall.errors import RequestFailedError
+from carryall.errors import CarryallWarning, RequestFailedError
 from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.api.requests import ChatPrompt, Prompt, RequestFactory
@@ -120,7 +121,9 @@ Run = Callable[[LoadedModel, Prompt, SamplingParams], tuple[RequestOutput, Reque
 
 def by_llm(model: LoadedModel, prompt: Prompt, params: SamplingParams) -> tuple[RequestOutput, RequestOutput]:
     with LLM(model) as llm:
-        good, bad = llm.generate(["good", prompt], [GOOD, params])
+        with warnings.catch_warnings(record=True, action="always") as told:
+            good, bad = llm.generate(["good", prompt], [GOOD, params])
+        assert [each.category for each in told] == [CarryallWarning] * (bad.error is not None)
         assert not llm.engine.has_work
         llm.engine.check_integrity()
         assert llm.generate("good", GOOD)[0].outputs[0].token_ids == good.outputs[0].token_ids
@@ -264,7 +267,9 @@ class FaultyBatchProcessor:
 )
 def test_a_batch_logits_processor(model: LoadedModel, broken: str, why: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12, extra_args={"broken": broken})
-    with LLM(model, engine_config=EngineConfig(logits_processors=(FaultyBatchProcessor(),))) as llm:
+    config = EngineConfig(logits_processors=(FaultyBatchProcessor(),))
+    warned = pytest.warns(CarryallWarning, match="the request of prompt 1 failed")
+    with LLM(model, engine_config=config) as llm, warned:
         good, bad = llm.generate(["good", "bad"], [GOOD, params])
     check(good, bad, why)
 

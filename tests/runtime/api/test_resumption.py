@@ -45,7 +45,7 @@ def lengths(
 
     text = render(messages)
     tokens = characters(text.replace(mark, "") if mark else text)
-    return text, Resumption(characters).lengths(messages, text, mark, tokens, render)
+    return text, Resumption(characters).lengths(messages, text, mark, tokens, render, str)
 
 
 def common(first: str, second: str) -> int:
@@ -77,6 +77,19 @@ def test_texts_beside_a_mark_are_tokenized_apart() -> None:
     marked = [{"role": "user", "content": "a7777b"}]
     source = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
     assert lengths(source, marked, "7777", None) == ("<a7777b>", (1, 4))
+
+
+def test_a_picture_counts_as_its_tokens() -> None:
+    """Lengths are those of the prompt, in which a picture's place became all of its tokens."""
+    chat = ChatTemplate({"default": "{% for m in messages %}({{ m.content }}){% endfor %}"}, {})
+    talk = [{"role": "system", "content": "#"}, {"role": "user", "content": "#?"}]
+
+    def placed(text: str) -> str:
+        return text.replace("#", "%%%%")
+
+    text = chat.render(talk)
+    lengths = Resumption(characters).lengths(talk, text, "", characters(placed(text)), chat.render, placed)
+    assert lengths == (len("(%%%%)("), len("(%%%%)(%%%%?)"))
 
 
 @pytest.mark.parametrize(("case", "expected"), [("lfm2", True), ("llama", False)])

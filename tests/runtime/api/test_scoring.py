@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from llm_kit import toy_model
@@ -84,6 +85,15 @@ def test_texts_and_continuations_go_together(llm: LLM) -> None:
         llm.score(["a", "b"], ["c", "d", "e"])
     with pytest.raises(RequestError, match="neither may be empty"):
         llm.score("a", "")
+
+
+def test_a_text_that_is_one_token_with_its_continuation_is_refused(llm: LLM) -> None:
+    tokens = {"im": [5], "import os": [7, 8]}
+    with (
+        patch.object(llm.requests, "token_ids", tokens.__getitem__),
+        pytest.raises(RequestError, match="one token with the beginning of its continuation"),
+    ):
+        llm.score("im", "port os")
 
 
 def test_documents_are_ranked_by_how_likely_the_first_answer_is(llm: LLM) -> None:

@@ -187,6 +187,24 @@ def test_text_alone_is_read_as_without_a_tower(family: str, llm: LLM, tmp_path: 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("model_type", STATES)
+def test_states_are_kept_where_conversations_with_pictures_part(model_type: str, tmp_path: Path) -> None:
+    """Behind the system prompt, at the first request that has it."""
+    export(write_vlm(tmp_path / "checkpoint", model_type, seed=SEED), tmp_path / "package")
+    rule = "You are a careful observer. " * 3
+    system = {"role": "system", "content": [{"type": "text", "text": rule}]}
+    first = [system, *asked(picture(20, 40))]
+    other = [system, *asked(picture(30, 31), text="Why?")]
+    with opened(tmp_path / "package") as llm, opened(tmp_path / "package", prefix_cache=False) as cold:
+        prompts = [llm.render_chat(talk).token_ids for talk in (first, other)]
+        common = next(at for at, (a, b) in enumerate(zip(*prompts, strict=False)) if a != b)
+        assert answer(llm, first)[1] == 0
+        tokens, cached = answer(llm, other)
+        assert len(llm.tokenizer.encode(rule)) < cached <= common
+        assert tokens == answer(cold, other)[0]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl", "gemma3", "gemma4"])
 def test_quantized_decoders_see_what_float_ones_do(model_type: str, tmp_path: Path) -> None:
     """Rotation of the stream by a quantization turns all that pictures add to it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from whisper_golden import PATH, SEED, sounds
 from carryall.errors import CarryallError, PackageError, ProviderRuntimeError, RequestError, UsageError
 from carryall.exporter.audio_processor import AudioProcessor
 from carryall.exporter.export import export_package
+from carryall.runtime.api.async_llm import AsyncLLM
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.audio.encoding import AudioEncoder
 from carryall.runtime.audio.speech_tokens import SpeechTokens
@@ -90,10 +92,11 @@ def written(
     asked, reply = list[Question](), None
     try:
         while True:
-            step = steps.send(reply)
-            if isinstance(step, Segment):
+            questions = steps.send(reply)
+            if isinstance(questions, Segment):
                 reply = None
                 continue
+            (step,) = questions
             (processor,) = step.params.logits_processors
             if step.params.max_tokens == 1:
                 logits = np.full(VOCAB, -50.0, np.float32)
@@ -108,7 +111,7 @@ def written(
                     logits[token] = 30.0
                     cast(Any, processor)(ids[:place], logits)
             done = CompletionOutput(0, "", list(ids), "stop", None)
-            reply = RequestOutput("r", None, step.token_ids, [done], finished=True)
+            reply = [RequestOutput("r", None, step.token_ids, [done], finished=True)]
     except StopIteration as end:
         return end.value, asked
 
@@ -148,15 +151,45 @@ def test_tokens_equal_transformers(kernels: str, checkpoint: Path) -> None:
                     while True:
                         step = steps.send(reply)
                         reply = None
-                        if isinstance(step, Question):
-                            reply = llm._run([llm_prompt(step)], [step.params])[0]
-                            ids = [token for token in reply.outputs[0].token_ids if token != END]
-                            if step.params.max_tokens != 1:
+                        if not isinstance(step, Segment):
+                            (question,) = step
+                            reply = llm._run([llm_prompt(question)], [question.params])
+                            ids = [token for token in reply[0].outputs[0].token_ids if token != END]
+                            if question.params.max_tokens != 1:
                                 found += as_transformers(ids) if timed else ids
                 except StopIteration:
                     pass
                 wanted = [token for token in GOLDEN[name][number].tolist() if token != END]
                 assert found == (wanted if timed else wanted[:32]), (name, number)
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_beams_equal_transformers(timestamps: bool, checkpoint: Path) -> None:
+    name = "timed_beams" if timestamps else "untimed_beams"
+    options = {"language": "en", "timestamps": timestamps, "num_beams": 3, **ALWAYS}
+    with LLM(checkpoint) as llm:
+        transcripts = llm.transcribe_several(sounds(), **options)
+        alone = [llm.transcribe(samples, **options) for samples in sounds()]
+        greedy = llm.transcribe(sounds()[0], **{**options, "num_beams": 1})
+    assert transcripts == alone
+    for transcript, tokens in zip(transcripts, GOLDEN[name].tolist(), strict=True):
+        found = [token for segment in transcript.segments for token in segment.token_ids if token < END]
+        expected = [token for token in (tokens if timestamps else tokens[:32]) if token < END]
+        assert found == expected
+    best = transcripts[0].segments[0].mean_logprob
+    assert best > greedy.segments[0].mean_logprob
+
+
+def test_beams_of_an_async_model_are_the_same(checkpoint: Path) -> None:
+    async def transcribed() -> list[Segment | Transcription]:
+        model = AsyncLLM(checkpoint)
+        try:
+            return [part async for part in model.transcribe(sounds()[0], num_beams=3, language="en")]
+        finally:
+            model.shutdown()
+
+    with LLM(checkpoint) as llm:
+        assert asyncio.run(transcribed())[-1] == llm.transcribe(sounds()[0], num_beams=3, language="en")
 
 
 def as_transformers(ids: Sequence[int]) -> list[int]:
@@ -268,6 +301,19 @@ def test_attempts_that_repeat_themselves_are_repeated_warmer(
     assert [question.params.temperature for question in asked] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
 
 
+def test_of_attempts_that_all_fail_the_most_likely_stays(tokenizer: Tokenizer, tokens: SpeechTokens) -> None:
+    """In the helper, each token of an answer is as likely as any other of its length: only texts differ."""
+
+    def answer(question: Question) -> list[int]:
+        return spoken(0.0, " no" * 9 if question.params.temperature != 0.4 else " fine", 1.0)
+
+    found, asked = written(
+        transcriber(tokenizer, tokens), sound(1.0), answer, compression_ratio=1.2, mean_logprob=0.0
+    )
+    assert len(asked) == 6
+    assert (found.text, found.segments[0].temperature) == ("fine", 0.4)
+
+
 def test_silent_windows_have_no_segments(tokenizer: Tokenizer, tokens: SpeechTokens) -> None:
     likely, _ = written(
         transcriber(tokenizer, tokens), sound(2.0), lambda _: spoken(0.0, " ah", 2.0), silence=0.9
@@ -327,7 +373,7 @@ def test_requests_that_fail_fail_the_transcription(tokenizer: Tokenizer, tokens:
     steps = transcriber(tokenizer, tokens).steps(sound(1.0), TranscriptionOptions())
     next(steps)
     with pytest.raises(ProviderRuntimeError, match="out of memory"):
-        steps.send(RequestOutput("r", None, [], [], finished=True, error="out of memory"))
+        steps.send([RequestOutput("r", None, [], [], finished=True, error="out of memory")])
 
 
 @pytest.mark.parametrize(
@@ -337,6 +383,7 @@ def test_requests_that_fail_fail_the_transcription(tokenizer: Tokenizer, tokens:
         ({"task": "sing"}, "task"),
         ({"no_speech": -0.1}, "no_speech"),
         ({"seed": 1.5}, "seed"),
+        ({"num_beams": 0}, "num_beams"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -39,7 +39,7 @@ FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-ENTRY_FILES = ("entry.json", "model.onnx", "model.onnx.data")
+ENTRY_FILES = ("entry.json", "model.onnx", "model.onnx.data", "weights.data")
 
 
 def truncate(path: Path, other: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import onnx
 import pytest
@@ -39,10 +40,11 @@ from carryall.providers.targets.cpu import CpuProvider
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.models.lowered_graph import lower
 from carryall.runtime.models.model_source import GgufModel, resolve_model
-from carryall.storage import file_identity
+from carryall.storage import file_identity, known_contents
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 EXPERTS: dict[str, Any] = {**WIDE, "moe_intermediate_size": 256, "mlp_only_layers": []}
+LARGE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "head_dim": 64}  # beyond one megabyte
 PROMPT = list(range(3, 30))
 
 
@@ -73,7 +75,7 @@ def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, ca
     write_gguf("llama", path, types=kind, **WIDE)
     here = logprobs(path)
     assert not (cache / "packages").exists()
-    (tiles,) = (cache / "lowered").glob("*/model.onnx.data")
+    (tiles,) = (cache / "lowered").glob("*/weights.data")
     if kind in FORMS:
         assert tiles.stat().st_size <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
     assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
@@ -129,7 +131,7 @@ def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: 
     assert "QuantizedExperts" in {
         node.op_type for node in onnx.load(graph, load_external_data=False).graph.node
     }
-    tiles = graph.with_name("model.onnx.data").stat().st_size
+    tiles = graph.with_name("weights.data").stat().st_size
     assert tiles <= 1.1 * path.stat().st_size + (1 << 16)  # tables and alignment
     assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
 
@@ -247,6 +249,57 @@ def test_a_file_is_prepared_once_under_any_name(
     for name in (renamed, linked):
         np.testing.assert_array_equal(logprobs(name), first)
     assert len(list((cache / "lowered").glob("[!.]*"))) == 1
+
+
+def unsampled_byte(path: Path) -> int:
+    """Return the place of a byte that no sample of the identity holds."""
+    (tensor,) = [each for each in gguf.GGUFReader(path).tensors if each.name == "blk.1.ffn_down.weight"]
+    return int(tensor.data_offset) + 5000
+
+
+def test_copies_and_touched_files_are_prepared_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, copied = tmp_path / "m.gguf", tmp_path / "copies" / "n.gguf"
+    write_gguf("llama", path, types="Q4_K", **LARGE)
+    first = logprobs(path)
+    copied.parent.mkdir()
+    shutil.copyfile(path, copied)
+    os.utime(path, (1, 1))
+    opened, summed = GgufFile.__init__, 0
+    monkeypatch.setattr(GgufFile, "__init__", lambda *_: pytest.fail("the header was read again"))
+
+    def sums(name: Path) -> str:
+        nonlocal summed
+        summed += 1
+        return original(name)
+
+    original = known_contents._sums
+    monkeypatch.setattr(known_contents, "_sums", sums)
+    for name in (path, copied, path, copied):
+        np.testing.assert_array_equal(logprobs(name), first)
+    assert summed == 2  # each once
+    assert len(list((cache / "lowered").glob("[!.]*"))) == 1
+    monkeypatch.setattr(GgufFile, "__init__", opened)
+    shutil.rmtree(cache / "lowered")
+    np.testing.assert_array_equal(logprobs(copied), first)  # prepared from the copy
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_change_between_the_samples_is_seen(tmp_path: Path, in_place: bool) -> None:
+    path, other = tmp_path / "m.gguf", tmp_path / "n.gguf"
+    write_gguf("llama", path, types="Q4_K", **LARGE)
+    before, first = file_identity.identity_of([path]), logprobs(path)
+    place = path if in_place else Path(shutil.copyfile(path, other))
+    with place.open("r+b") as file:
+        file.seek(unsampled_byte(path))
+        file.write(b"\x5a" * 64)
+    after = file_identity.identity_of([place])
+    assert after.likeness == before.likeness
+    assert after.own != before.own
+    assert np.abs(logprobs(place) - first).max() > 1e-3
+    if not in_place:
+        np.testing.assert_array_equal(logprobs(path), first)
 
 
 def test_a_truncated_file_is_refused_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:

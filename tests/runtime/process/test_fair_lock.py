@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from carryall.errors import UsageError
 from carryall.runtime.process.fair_lock import FairLock
 
 TIMEOUT = 60
@@ -91,4 +92,11 @@ def test_errors_inside_release_it() -> None:
     lock = FairLock()
     with pytest.raises(ValueError, match="x"), lock:
         raise ValueError("x")
+    assert is_free(lock)
+
+
+def test_a_thread_that_would_wait_for_itself_is_told() -> None:
+    lock = FairLock()
+    with lock, pytest.raises(UsageError, match="would wait for itself"), lock:
+        pass
     assert is_free(lock)

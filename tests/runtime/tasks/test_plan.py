@@ -47,7 +47,7 @@ def test_sizes_are_those_of_the_prepared_model(tmp_path: Path, cache: Path, fami
     loaded.close()
     assert planned.kv_bytes_per_token == info.kv_bytes_per_token
     assert planned.sequence_bytes == sum(group.size(96) for group in info.kv_groups)
-    (weights,) = (cache / "lowered").glob("*/model.onnx.data")
+    (weights,) = (cache / "lowered").glob("*/weights.data")
     assert planned.weight_bytes == pytest.approx(weights.stat().st_size, rel=0.02, abs=8192)
     assert planned.total_bytes == planned.weight_bytes + 2 * planned.sequence_bytes + _PROCESS
 

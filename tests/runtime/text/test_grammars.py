@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llm_kit import toy_model
 
-from carryall.errors import InvalidSamplingError
+from carryall.errors import CarryallWarning, InvalidSamplingError
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.text import grammars
 from carryall.runtime.text.grammars import GrammarMatcher
@@ -64,7 +64,7 @@ def test_a_grammar_that_becomes_too_much_work_is_an_error_and_no_early_end(
         structured_output={"grammar": AMBIGUOUS},  # type: ignore[arg-type]
     )
     plain = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    with LLM(toy_model(tmp_path)) as llm:
+    with LLM(toy_model(tmp_path)) as llm, pytest.warns(CarryallWarning, match="takes too much work"):
         bad, good = llm.generate(["abc", "abc"], [hostile, plain])
     assert bad.outputs[0].finish_reason == "error"
     assert bad.error is not None

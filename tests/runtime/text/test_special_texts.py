@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from carryall.providers.base import RunnerConfig
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.api.requests import RequestFactory
+from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.models.loading import LoadedModel
 from carryall.runtime.text.chat_template import ChatTemplate
 from carryall.runtime.text.special_texts import SpecialTexts
@@ -41,7 +42,8 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> RequestFactory:
     raw.save(str(folder / "tokenizer.json"))
     tokenizer = Tokenizer(folder)
     runner = NullRunner(RunnerConfig(context_length=8192), NullOptions(vocab_size=tokenizer.vocab_size))
-    return RequestFactory(LoadedModel("toy", runner, tokenizer, ChatTemplate({"default": CHATML}, {})))
+    model = LoadedModel("toy", runner, tokenizer, ChatTemplate({"default": CHATML}, {}))
+    return RequestFactory(model, EngineConfig())
 
 
 def tokens_of(factory: RequestFactory, messages: list[Any], **options: Any) -> list[int]:

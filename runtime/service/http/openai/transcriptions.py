@@ -18,7 +18,7 @@ from .reading import Json
 
 KNOWN = frozenset(
     {
-        *("model", "language", "prompt", "response_format", "temperature", "stream", "user"),
+        *("model", "language", "num_beams", "prompt", "response_format", "temperature", "stream", "user"),
         *(
             "timestamp_granularities[]",
             "timestamp_granularities",
@@ -83,6 +83,9 @@ def read_form(fields: Mapping[str, Sequence[str]], task: str) -> TranscriptionAs
         options["prompt"] = prompt
     if (temperature := one("temperature")) is not None:
         options["temperature"] = _number("temperature", temperature)
+    if (beams := one("num_beams")) is not None:
+        count = _number("num_beams", beams)
+        options["num_beams"] = int(count) if count.is_integer() else count
     wanted = _granularities(fields)
     if "word" in wanted:
         if kind != "verbose_json":

@@ -69,6 +69,7 @@ _SOUND: Json = {
         "prompt": {"type": "string"},
         "response_format": {"enum": ["json", "text", "srt", "verbose_json", "vtt"]},
         "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+        "num_beams": {"type": "integer", "minimum": 1, "maximum": 16},
         "stream": {"type": "boolean"},
     },
     "required": ["file"],

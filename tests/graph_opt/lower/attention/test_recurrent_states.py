@@ -18,10 +18,10 @@ from carryall.graph_opt.lower.attention.recurrent_states import (
 GATED = 'update_rule = "gated_delta", q_num_heads = 2, kv_num_heads = 2, scale = 0.5'
 INPUTS = "float[b, s, 8] q, float[b, s, 32] v, float[b, s, 2] d, float[b, s, 2] e"
 STATE = "float[b, 2, 4, 16] past_recurrent_0"
-TILES = "float[places, 2, 1, 4, 16] past_recurrent_0"
+TILES = "float[places, 2, 8, 16] past_recurrent_0"
 ROWS = "int32[rows_and_one] cumulative_sequence_length"
 PLACES = "int32[rows] state_places"
-SIZES = "layout = 1, heads = 2, key_heads = 2, key_size = 4, value_size = 16, scale = 0.5"
+SIZES = "layout = 2, heads = 2, key_heads = 2, key_size = 4, value_size = 16, scale = 0.5"
 
 
 def parsed(text: str) -> ir.Model:
@@ -60,7 +60,7 @@ def test_a_convolution_needs_no_transposes_and_a_product_with_the_mask_goes() ->
         "y = Transpose <perm = [0, 2, 1]> (c) }"
     )
     assert apply(NativeStatesPass(), model) == []
-    call = "carryall.ShortConvolution <layout = 1, silu = 1>"
+    call = "carryall.ShortConvolution <layout = 2, silu = 1>"
     assert_same(
         model,
         parsed(

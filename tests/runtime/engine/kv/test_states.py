@@ -139,6 +139,30 @@ def test_the_state_to_which_a_later_turn_goes_back_outlives_the_calls_between() 
     assert turn.metrics.cached_tokens == 40
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_copied_slot_keeps_the_states_of_its_source(together: bool) -> None:
+    """The source of several samples, or of a fork, may go; the place where other texts leave it stays."""
+    engine, _ = make_engine()
+    system = texts(3, 40)
+    prompt = [*system, *texts(4, 20)]
+    first = ask("first", *prompt, resumption=[40])
+    samples = [ask(f"sample {i}", *prompt, resumption=[40]) for i in range(2)]
+    engine.add(first)
+    while not first.output_token_ids:
+        engine.step()
+    source = first.slot
+    assert source is not None
+    if not together:
+        run(engine)
+    run(engine, samples)
+    assert [sample.metrics.cached_tokens for sample in samples] == [59, 59]
+    engine.scheduler.cache.evict(source)
+    other = ask("other", *system, *texts(5, 20), resumption=[40])
+    assert run(engine, [other]) == [alone(other)]
+    assert other.metrics.cached_tokens == 40
+    engine.check_integrity()
+
+
 def test_no_state_is_promised_at_a_length_that_the_tiers_restore() -> None:
     engine, _ = make_engine(swap_bytes=10**6)
     prompt = texts(1, 140)

@@ -22,7 +22,7 @@ from whisper_golden import SEED
 from carryall import LLM, AsyncLLM
 from carryall.runtime.audio.transcription import Segment, Transcription
 from carryall.runtime.service.core.served_model import load_served_model
-from carryall.runtime.service.http.openai.transcriptions import transcript_json, transcript_text
+from carryall.runtime.service.http.openai.transcriptions import read_form, transcript_json, transcript_text
 
 Json = dict[str, Any]
 SOUND = sound(3.0, 4)
@@ -83,6 +83,10 @@ def test_every_format_has_the_transcript(checkpoint: Path, expected: Transcripti
                 assert answer.text == transcript_text(expected, kind)
 
     asyncio.run(scenario())
+
+
+def test_a_form_may_ask_for_beams() -> None:
+    assert read_form({"num_beams": ["2"]}, "transcribe").options == {"task": "transcribe", "num_beams": 2}
 
 
 def test_a_stream_has_an_event_for_each_segment(checkpoint: Path, expected: Transcription) -> None:
@@ -148,6 +152,9 @@ REFUSED: list[tuple[Json, str]] = [
     ({"response_format": "docx"}, "'response_format' must be one of json, text, srt, verbose_json, vtt"),
     ({"temperature": "hot"}, "'temperature' must be a number"),
     ({"temperature": "1.5"}, "temperature"),
+    ({"num_beams": "many"}, "'num_beams' must be a number"),
+    ({"num_beams": "1.5"}, "num_beams"),
+    ({"num_beams": "17"}, "num_beams"),
     ({"stream": "maybe"}, "'stream' must be true or false"),
     ({"stream": "true", "response_format": "srt"}, "a stream has events"),
     ({"timestamp_granularities[]": "word"}, "part of the 'response_format' verbose_json"),

@@ -233,6 +233,11 @@ def test_zero_lets_a_model_go_and_is_told() -> None:
         later(models, 1)
         await models.unload_idle()
         assert state(models) == "unloaded"
+        # The next request loads it again, for the time of the service.
+        assert (await served.post("/v1/completions", **BODY)).status_code == 200
+        later(models, 99)
+        await models.unload_idle()
+        assert state(models) == "ready"
 
     idle(scenario, Counted(0), 100)
 

@@ -118,6 +118,17 @@ def arguments(draw: st.DrawFn, style: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ["", "get_weather"])
+@pytest.mark.parametrize("style", ["names as keys", "names before JSON", "list"])
+def test_a_call_needs_a_name(style: str, name: str) -> None:
+    both = style, "thoughts"
+    prompt, text = written(both, turn([("get_weather", {"text": "a"})]))
+    text = text.replace("get_weather", name)
+    for pieces in ([text], list(text)):
+        message = read(both, prompt, pieces)
+        assert [call.name for call in merged_calls(message.tool_calls)] == [name] * bool(name)
+
+
 @pytest.mark.parametrize("style", [*CALLS, *LITERALS, *SINGLE])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), thoughts=st.sampled_from(sorted(THOUGHTS)))
