@@ -133,14 +133,15 @@ def drive(runner: Runner) -> Logits:
     def step(*rows: Row) -> None:
         rows_of_logits.extend(logits.copy() for logits in runner.forward(rows))
 
-    step(Row(0, first[:20], 0, 4))
+    kept = (10,) if runner.info.state_bytes else ()  # where a recurrent state is copied
+    step(Row(0, first[:20], 0, 4, checkpoints=kept))
     step(Row(1, second[:9], 0))
     for count in range(4):  # the first run may be captured, later ones replay it
         step(
-            Row(0, first[20 + count : 21 + count], 20 + count),
+            Row(0, first[20 + count : 21 + count], 20 + count, checkpoints=kept),
             Row(1, second[9 + count : 10 + count], 9 + count),
         )
-    step(Row(0, first[24:29], 24, 5))
+    step(Row(0, first[24:29], 24, 5, checkpoints=kept))
     runner.copy_prefix(0, 2, 10)
     step(Row(2, third[10:11], 10), Row(1, second[13:14], 13))
     runner.release(0)

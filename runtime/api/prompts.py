@@ -182,8 +182,8 @@ class PromptReader:
         check_prompt(tokens, self._vocab_size)
         return tokens
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a text.
+    def encode(self, text: str, *, add_special_tokens: bool = True, salt: str = "") -> list[int]:
+        """Return the tokens of a text; see ``Tokenizer.encode``.
 
         Raises:
             PromptTooLongError: the text exceeds ``most_bytes``, or its tokens cannot fit the context.
@@ -196,7 +196,7 @@ class PromptReader:
             if len(text) > self._context_length // 4:
                 self.check_bytes(len(text.encode(errors="surrogatepass")))
                 self._check_least_tokens(tokenizer, text)
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens, salt=salt)
         except CarryallError:
             raise
         except Exception as error:

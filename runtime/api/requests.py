@@ -72,9 +72,7 @@ class RequestFactory:
             self._texts_apart = functools.lru_cache(maxsize=16)(model.tokenizer.texts_apart)
         stated = None if model.tokenizer is None else model.tokenizer.config.get("response_template")
         # Only states are kept at some lengths; KV can be cut at any.
-        self._resumption = (
-            Resumption(functools.partial(self.encode, add_special_tokens=False)) if info.state_bytes else None
-        )
+        self._resumption = Resumption(self._rendered_tokens) if info.state_bytes else None
         self._formats = AnswerFormats(model.chat_template, special, stated)
 
     @property
@@ -196,9 +194,12 @@ class RequestFactory:
         """Return a prompt to embed, with its pictures; see ``token_ids``."""
         return PooledPrompt(self.token_ids(prompt), pooling, images_of(prompt))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, salt: str = "") -> list[int]:
         """Return the tokens of a text; see ``PromptReader.encode``."""
-        return self._reader.encode(text, add_special_tokens=add_special_tokens)
+        return self._reader.encode(text, add_special_tokens=add_special_tokens, salt=salt)
+
+    def _rendered_tokens(self, text: str, salt: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False, salt=salt)
 
     def is_quick(self, prompt: Prompt, params: SamplingParams) -> bool:
         """Whether making the request takes at most a few milliseconds, so that an event loop may do it."""
@@ -230,7 +231,7 @@ class RequestFactory:
         called: Collection[str] = (),
         parallel_calls: bool = True,
         begun: str = "",
-        image_salt: str = "",
+        cache_salt: str = "",
         **variables: Any,
     ) -> ChatPrompt:
         """Render a conversation to a prompt.
@@ -247,7 +248,7 @@ class RequestFactory:
                 empty, the model may call any.
             parallel_calls: whether an answer that must call may hold several calls.
             begun: text at the end of the prompt, with which the answer begins.
-            image_salt: only prompts with the same salt share computed pictures.
+            cache_salt: only prompts with the same salt share computed pictures and known tokens.
             **variables: see there.
 
         Raises:
@@ -259,9 +260,9 @@ class RequestFactory:
         """
         check_variables(variables, _RENDERING)
         if self._model.runner.info.encoder_width:
-            return self._seen_prompt(messages, image_salt, tools)
+            return self._seen_prompt(messages, cache_salt, tools)
         template = self._model.chat_template
-        messages, pictures = self.sight.take(messages, image_salt)
+        messages, pictures = self.sight.take(messages, cache_salt)
         if isinstance(messages, Sized):
             self._reader.check_messages(len(messages))
         most = self._reader.most_bytes
@@ -304,17 +305,19 @@ class RequestFactory:
         if not continue_final_message:
             frame = answer_frame(answer, text, tools or (), called, parallel=parallel_calls)
         # The template itself writes the special tokens.
-        tokens = [self.encode(piece, add_special_tokens=False) for piece in pieces]
+        tokens = [self.encode(piece, add_special_tokens=False, salt=cache_salt) for piece in pieces]
         whole = tokens[0] if len(tokens) == 1 else [*itertools.chain(*tokens)]
         prompt = ChatPrompt(whole, new_parser, frame)
         if self._resumption is not None and isinstance(messages, Sequence):
             placed = functools.partial(self.sight.placed_beginning, pictures=pictures)
-            lengths = self._resumption.lengths(marked_messages, rendered, mark, whole, render, placed)
+            lengths = self._resumption.lengths(
+                marked_messages, rendered, mark, whole, render, placed, cache_salt
+            )
             prompt = dataclasses.replace(prompt, resumption=lengths)
         if not pictures:
             return prompt
         self.token_ids(prompt)  # a prompt that is too long is refused before its pictures are computed
-        return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures, image_salt))
+        return dataclasses.replace(prompt, images=self.sight.images(prompt.token_ids, pictures, cache_salt))
 
     def _seen_prompt(
         self, messages: Sequence[Message], salt: str, tools: Sequence[Mapping[str, Any]] | None

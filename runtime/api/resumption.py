@@ -28,13 +28,13 @@ class Resumption:
     """Finds the lengths of a model's prompts at which others will leave them.
 
     Args:
-        encode: returns the tokens of a text that a template rendered.
+        encode: returns the tokens of a text that a template rendered, given a salt too; see ``KnownTexts``.
     """
 
-    def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
-        def tokens(text: str, mark: str) -> npt.NDArray[np.int32]:
+    def __init__(self, encode: Callable[[str, str], Sequence[int]]) -> None:
+        def tokens(text: str, mark: str, salt: str) -> npt.NDArray[np.int32]:
             pieces = text.split(mark) if mark else [text]
-            return np.array([*itertools.chain(*map(encode, pieces))], np.int32)
+            return np.array([*itertools.chain(*(encode(piece, salt) for piece in pieces))], np.int32)
 
         # What stays is the same text for all requests until the user writes again.
         self._tokens = functools.lru_cache(maxsize=8)(tokens)
@@ -47,6 +47,7 @@ class Resumption:
         token_ids: Sequence[int],
         render: Callable[[Sequence[Message]], str],
         placed: Callable[[str], str],
+        salt: str = "",
     ) -> tuple[int, ...]:
         """Return lengths in tokens, in order.
 
@@ -57,13 +58,14 @@ class Resumption:
             token_ids: the tokens of the text.
             render: the template, with the conversation's tools and variables.
             placed: puts all tokens of each picture in its place, in a text with which ``text`` begins.
+            salt: only conversations of the same salt share tokens.
         """
         whole = np.array(token_ids, np.int32)
         found = set[int]()
         for other in (_begun(messages), _continued(messages)):
             with suppress(ChatTemplateError, PromptTooLongError):  # it takes no such conversation
                 begun = placed(text[: common_length(text, render(other))])
-                found.add(_common(self._tokens(begun, mark), whole))
+                found.add(_common(self._tokens(begun, mark, salt), whole))
         return tuple(sorted(found - {0}))
 
 

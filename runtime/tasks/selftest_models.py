@@ -47,6 +47,13 @@ _LONG_ROPE = {
     "original_max_position_embeddings": 16,
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "mlp_only_layers": []}
+_SHORT_CONVOLUTIONS = {
+    "layer_types": ["conv", "full_attention"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "norm_eps": 1e-5,
+    "block_auto_adjust_ff_dim": False,
+}
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**_BASE, **_HEADS},
@@ -75,6 +82,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
     },
+    "lfm2": {**_BASE, **_SHORT_CONVOLUTIONS},
     "mixtral": {**_BASE, **_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
     "qwen2_moe": {**_BASE, **_EXPERTS, "shared_expert_intermediate_size": 128},
     "qwen3_moe": {**_BASE, **_HEADS, **_EXPERTS, "norm_topk_prob": True},

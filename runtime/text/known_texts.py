@@ -31,6 +31,7 @@ def common_length(first: str, second: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    salt: str
     text: str
     token_ids: npt.NDArray[np.int64]
 
@@ -48,12 +49,18 @@ class KnownTexts:
         self._texts: list[_Known] = []  # the newest last
         self._lock = threading.Lock()
 
-    def encode(self, text: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
-        """Return the tokens of a text, of which ``encode`` gets what is new."""
+    def encode(self, text: str, encode: Callable[[str], Sequence[int]], salt: str = "") -> list[int]:
+        """Return the tokens of a text.
+
+        Args:
+            text: without what a tokenizer adds around it.
+            encode: returns the tokens of what is new in it.
+            salt: only texts of the same salt are known, so that time tells no tenant of others' texts.
+        """
         if not self._cuts or len(text) < _LEAST:
             return list(encode(text))
         with self._lock:
-            texts = list(self._texts)
+            texts = [known for known in self._texts if known.salt == salt]
         start, head, source = 0, np.empty(0, np.int64), None
         for known in texts:
             at, count = self._parting(known, text)
@@ -61,7 +68,7 @@ class KnownTexts:
                 start, head, source = at, known.token_ids[:count], known
         tokens = [*head.tolist(), *encode(text[start:])]
         if source is None or not source.text.startswith(text):
-            self._keep(_Known(text, np.array(tokens, np.int64)))
+            self._keep(_Known(salt, text, np.array(tokens, np.int64)))
         return tokens
 
     def _parting(self, known: _Known, text: str) -> tuple[int, int]:
@@ -80,7 +87,11 @@ class KnownTexts:
 
     def _keep(self, known: _Known) -> None:
         with self._lock:
-            others = [each for each in self._texts if not known.text.startswith(each.text)]
+            others = [
+                each
+                for each in self._texts
+                if each.salt != known.salt or not known.text.startswith(each.text)
+            ]
             self._texts = [*others[1 - _MOST :], known]
 
 

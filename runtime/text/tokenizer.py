@@ -144,8 +144,13 @@ class Tokenizer:
             role: _text(tokens[role]) for role in sorted(tokens) if role.endswith("_token") and tokens[role]
         }
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, salt: str = "") -> list[int]:
         """Return the token ids of a text.
+
+        Args:
+            text: any text.
+            add_special_tokens: with what the model expects around a text.
+            salt: see ``KnownTexts.encode``.
 
         Raises:
             RequestError: it is no text, or has a lone surrogate.
@@ -158,7 +163,7 @@ class Tokenizer:
             raise RequestError(f"the text is not valid Unicode, it has a lone surrogate: {error}") from error
         if add_special_tokens or len(text) <= _LONG_TEXT:
             return self._encoded(text, add_special_tokens)
-        return self._known.encode(text, lambda part: self._encoded(part, add_special_tokens=False))
+        return self._known.encode(text, lambda part: self._encoded(part, add_special_tokens=False), salt)
 
     @cached_property
     def _known(self) -> KnownTexts:

@@ -474,7 +474,7 @@ class LLMHandler:
             continue_final_message=prompt.continues,
             called=prompt.called,
             parallel_calls=prompt.parallel_calls,
-            image_salt=salt,
+            cache_salt=salt,
             **prompt.variables,
         )
 

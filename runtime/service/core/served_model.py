@@ -129,7 +129,7 @@ async def _warm_up(llm: AsyncLLM, *, hears: bool) -> None:
         prompt: Prompt = [0]
         if llm.engine.info.encoder_width:
             picture = {"type": "image", "image": np.zeros((1, 1, 3), np.uint8)}
-            prompt = await llm.render([{"role": "user", "content": [picture]}], image_salt="warm-up")
+            prompt = await llm.render([{"role": "user", "content": [picture]}], cache_salt="warm-up")
         async for output in llm.generate(prompt, params, cache_salt="warm-up"):
             if output.error is not None:
                 raise ProviderRuntimeError(f"the model failed in its warm-up: {output.error}")

@@ -64,6 +64,7 @@ def test_other_domains_keep_theirs_and_standard_operators_lose_what_says_nothing
     assert [len(node.inputs) for node in graph] == [3, 1]
 
 
+@pytest.mark.long
 @given(st.data())
 def test_what_is_removed_of_random_graphs_is_what_onnx_ir_removes(data: st.DataObject) -> None:
     model = data.draw(random_graphs.models())

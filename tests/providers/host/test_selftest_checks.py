@@ -125,3 +125,17 @@ def test_a_slow_device_gets_a_short_prompt(
     config = {"model_type": "llama", **FAMILIES["llama"], "max_position_embeddings": 512}
     _, figures = speed_figures(CudaOnCpu(), partial(random_model, config), {})
     assert figures["prompt_tokens"] == size
+
+
+def test_a_hybrid_is_computed_where_states_have_a_place_and_else_refused() -> None:
+    hybrid = partial(decoder, "lfm2", "float")
+    expected = logits_of(get_provider("cpu"), hybrid, CONTEXT, {"kernels": "onnxruntime"})
+    assert difference(logits_of(get_provider("cpu"), hybrid, CONTEXT, {}), expected) < 1e-5
+
+    def on_a_device() -> tuple[bool, dict[str, float]]:
+        logits_of(CudaOnCpu(), hybrid, CONTEXT, {})
+        return True, {}
+
+    check = checked("values", "lfm2 float", on_a_device)
+    assert check.status == "refused"
+    assert "recurrent states (past_conv.0" in check.detail

@@ -109,7 +109,7 @@ def test_a_text_is_read_once_behind_a_picture(llm: LLM, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(encoder, "_read", counting)
     for salt in ("", "", "another tenant"):
-        llm.render_chat(asking("<CAPTION>", picture(21, 50)), image_salt=salt)
+        llm.render_chat(asking("<CAPTION>", picture(21, 50)), cache_salt=salt)
     text = llm.requests.encode("<s>What does the image describe?</s>", add_special_tokens=False)
     assert read == [text, text]
 

@@ -30,7 +30,8 @@ TALK: list[dict[str, Any]] = [
 LATER = [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Test it."}]
 
 
-def characters(text: str) -> list[int]:
+def characters(text: str, salt: str = "") -> list[int]:
+    del salt
     return [ord(character) for character in text]
 
 

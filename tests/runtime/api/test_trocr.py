@@ -89,12 +89,12 @@ def test_a_picture_is_encoded_once_for_all_its_requests(llm: LLM, monkeypatch: p
     one, other = (llm.chat(asking(picture), GREEDY)[0].outputs[0].token_ids for _ in range(2))
     assert one == other
     assert encoded == [1]
-    llm.render_chat(asking(picture), image_salt="another tenant")
+    llm.render_chat(asking(picture), cache_salt="another tenant")
     assert encoded == [1, 1]
 
 
 def test_pictures_of_other_tenants_have_other_names(llm: LLM) -> None:
-    prompts = [llm.render_chat(asking(pictures()[0]), image_salt=salt) for salt in ("", "a", "a", "b")]
+    prompts = [llm.render_chat(asking(pictures()[0]), cache_salt=salt) for salt in ("", "a", "a", "b")]
     names = [prompt.encoder.key for prompt in prompts if prompt.encoder is not None]
     assert len(names) == 4
     assert len(set(names)) == 3

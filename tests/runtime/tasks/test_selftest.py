@@ -59,7 +59,7 @@ def test_families_forms_options_and_speed_are_checked(instant: list[str]) -> Non
     report = tasks.selftest_provider("cpu", on_check=told.append)
     assert report.passed
     assert told == instant
-    assert len({name for name in instant if name.startswith("values")}) == 88
+    assert len({name for name in instant if name.startswith("values")}) == 96
     options = {name for name in instant if name.startswith("options")}
     assert {"options: kv_memory=paged", "options: kernels=onnxruntime", "options: spinning=false"} <= options
     assert {"speed: float", "speed: int4", "speed: int4 spinning=false"} <= set(instant)

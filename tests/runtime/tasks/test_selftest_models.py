@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carryall.contract import is_past
+from carryall.contract import is_past, is_past_state
 from carryall.runtime.tasks.selftest_models import FAMILIES, FORMS, cases, decoder
 
 
@@ -19,6 +19,8 @@ def test_each_pair_occurs_once_and_the_first_ones_cover_all() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_a_decoder(family: str) -> None:
     graph = decoder(family, "float").graph
-    assert sum(is_past(str(value.name)) for value in graph.inputs) == 4
+    states = sum(is_past_state(str(value.name)) for value in graph.inputs)
+    assert states == (family == "lfm2")
+    assert sum(is_past(str(value.name)) for value in graph.inputs) == 4 - 2 * states
     assert graph.outputs[0].shape is not None
     assert graph.outputs[0].shape[-1] == 512

@@ -84,6 +84,21 @@ def test_what_a_known_text_begins_with_is_not_tokenized_again(strips: bool, enco
     assert parts[-1] == "another" + first
 
 
+def test_texts_of_other_salts_are_not_known() -> None:
+    made = tokenizer("bytes")
+    known, parts = KnownTexts(made.get_added_tokens_decoder()), list[str]()
+
+    def encode(part: str) -> Sequence[int]:
+        parts.append(part)
+        ids: list[int] = made.encode(part, add_special_tokens=False).ids
+        return ids
+
+    text = "a long text" + " x" * 2500 + "<|im_end|>"
+    tokens = [known.encode(text, encode, salt) for salt in ("alice", "bob", "", "bob")]
+    assert tokens == [tokens[0]] * 4
+    assert list(map(len, parts)) == [len(text)] * 3 + [len("<|im_end|>")]
+
+
 @given(st.text("ab", max_size=9), st.text("ab", max_size=9))
 def test_common_length(first: str, second: str) -> None:
     length = common_length(first, second)
