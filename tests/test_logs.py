@@ -110,9 +110,11 @@ def test_no_record_holds_text_of_a_request(tmp_path: Path, caplog: pytest.LogCap
         with caplog.at_level(logging.DEBUG), LLM(toy_model(tmp_path)) as llm:
             llm.generate([CANARY, CANARY], params)
             llm.chat([{"role": "user", "content": CANARY}], params)
-            for form in forms:
-                with contextlib.suppress(CarryallError):
-                    llm.generate(CANARY, SamplingParams(max_tokens=3, **form))
+            with pytest.warns(CarryallWarning) as warned:
+                for form in forms:
+                    with contextlib.suppress(CarryallError):
+                        llm.generate(CANARY, SamplingParams(max_tokens=3, **form))
+            assert [CANARY in str(warning.message) for warning in warned] == [False]
             for bad in (CANARY * 1000, {CANARY: 1}, CANARY.encode()):
                 with pytest.raises(CarryallError):
                     llm.generate(bad)

@@ -473,9 +473,12 @@ class LLM(TextModel):
 
 
 def _told(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """Return outputs; warn of those that failed, whose texts would look like short answers."""
+    """Return outputs; warn of those that failed, whose texts would look like short answers.
+
+    Warnings may be logged, and the reason may hold a part of a text.
+    """
     for place, output in enumerate(outputs):
         if output.error is not None:
-            text = f"the request of prompt {place} failed, and its text ends early: {output.error}"
+            text = f"the request of prompt {place} failed, so its text ends early; its 'error' says why"
             warnings.warn(text, CarryallWarning, stacklevel=3)
     return outputs

@@ -281,7 +281,7 @@ def test_a_device_failure_is_in_the_result_of_its_request_only(tmp_path: Path) -
             raise ProviderRuntimeError("out of memory")
 
     model.runner.before_forward = fail
-    with pytest.warns(CarryallWarning, match="the request of prompt 1 failed, .*: out of memory"):
+    with pytest.warns(CarryallWarning, match="the request of prompt 1 failed"):
         good, bad = LLM(model).generate([[1, 2], [7, 8]], greedy(max_tokens=1))
     assert good.error is None
     assert (bad.error, bad.outputs[0].finish_reason, bad.finished) == ("out of memory", "error", True)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from carryall import LLM, SamplingParams
-from carryall.errors import ProviderRuntimeError, UsageError
+from carryall.errors import CarryallWarning, ProviderRuntimeError, UsageError
 from carryall.providers.base import Row
 from carryall.providers.native.library import find_library
 from carryall.providers.numa import NumaNode
@@ -86,7 +86,8 @@ def test_a_request_that_ends_a_rank_each_time_fails_alone(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(runner, "forward", fatal)
     with LLM(loaded) as llm:
-        outputs = llm.generate([[5, 6, 7], [5, deadly]], GREEDY)
+        with pytest.warns(CarryallWarning, match="the request of prompt 1 failed"):
+            outputs = llm.generate([[5, 6, 7], [5, deadly]], GREEDY)
         assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error"]
         with pytest.raises(ProviderRuntimeError, match="rank 0 of 2"):
             outputs[1].check()
