@@ -40,7 +40,7 @@ class BlockShape:
         window: the sliding window in tokens, including the token itself; 0 is none.
         paired: whether the kernel holds pairs of bfloat16, see its ``attention.h``.
         group: the index of its group of layers, whose block table its layers read.
-        one: whether it holds the keys of a layer, stored as values, which they are too.
+        compressed: whether it holds the keys of a layer, stored as values, which they are too.
     """
 
     heads: int
@@ -49,7 +49,7 @@ class BlockShape:
     window: int = 0
     paired: bool = False
     group: int = 0
-    one: bool = False
+    compressed: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -131,7 +131,7 @@ class BlockMemory:
         first, last = eviction.sinks, held - eviction.recent
         left = iter(self.shapes.items())
         for keys, shape in left:
-            values = keys if shape.one else next(left)[0]
+            values = keys if shape.compressed else next(left)[0]
             own_blocks, heads = blocks[shape.group], shape.heads
             chosen = chosen_rows(self._rows(keys, own_blocks, held), eviction, windowed=shape.window > 0)
             ends = [np.tile(np.arange(*end), (heads, 1)) for end in ((0, first), (last, held))]
@@ -139,7 +139,7 @@ class BlockMemory:
             source = self._places(keys, own_blocks, kept)
             rows = np.tile(np.arange(eviction.kept), (heads, 1))
             target = self._places(keys, targets[shape.group], rows)
-            views = [] if shape.one else self._views(keys, keys=True)
+            views = [] if shape.compressed else self._views(keys, keys=True)
             for view in [*views, *self._views(values, keys=False)]:
                 view[target] = view[source]
 
@@ -179,7 +179,7 @@ class BlockMemory:
         if shape.window:
             return np.empty((shape.heads, held, 0), np.float32)
         places = self._places(name, blocks, np.tile(np.arange(held), (shape.heads, 1)))
-        parts = [view[places].astype(np.float32) for view in self._views(name, keys=not shape.one)]
+        parts = [view[places].astype(np.float32) for view in self._views(name, keys=not shape.compressed)]
         if self._type == "int8":  # [..., width / 4, 4]; the transform of keys leaves angles as they are
             return (parts[0].reshape(*places[0].shape, -1) - _MIDDLE) * parts[1][..., None]
         if shape.paired:  # [..., width / 32, planes, 16, 2]
@@ -189,7 +189,7 @@ class BlockMemory:
 
 
 def _layout_of(shape: BlockShape) -> str:
-    return " in pairs" if shape.paired else " as values" if shape.one else ""
+    return " in pairs" if shape.paired else " as values" if shape.compressed else ""
 
 
 def _span(blocks: Sequence[int]) -> slice | list[int]:

@@ -54,7 +54,9 @@ def _shapes(graph: DecoderGraph) -> tuple[dict[str, BlockShape], list[str]]:
         for width in {spec.width for spec in graph.caches.values()}
     }
     # Compressed keys are the values too. Pairs and int8 have other layouts for keys than for values.
-    one = {width for width in paired if COMPRESSED in graph.metadata and kind != "int8" and not paired[width]}
+    compressed = {
+        width for width in paired if COMPRESSED in graph.metadata and kind != "int8" and not paired[width]
+    }
     shapes = {
         name: BlockShape(
             spec.heads,
@@ -63,10 +65,10 @@ def _shapes(graph: DecoderGraph) -> tuple[dict[str, BlockShape], list[str]]:
             windows[name],
             paired=paired[spec.width],
             group=tables.index(by_cache[name]),
-            one=spec.width in one,
+            compressed=spec.width in compressed,
         )
         for name, spec in graph.caches.items()
-        if spec.width not in one or _keys_of(name) == name
+        if spec.width not in compressed or _keys_of(name) == name
     }
     return shapes, tables
 

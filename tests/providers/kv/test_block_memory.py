@@ -63,7 +63,7 @@ def test_what_is_left_of_one_cache_is_attended_to(library: Path, cache_type: str
     cache.keys[...] = 0
     cache.values = cache.keys
     run(library, "portable", case, cache)
-    memory = BlockMemory({KEY: BlockShape(2, 32, case.row_bytes, one=True)}, cache.blocks, cache_type)
+    memory = BlockMemory({KEY: BlockShape(2, 32, case.row_bytes, compressed=True)}, cache.blocks, cache_type)
     memory.caches[KEY][...] = cache.keys
     blocks = [int(block) for block in cache.table[0, :2]]
     target = [block for block in range(cache.blocks) if block not in blocks][:1]

@@ -7,9 +7,7 @@ import time
 from collections.abc import Sequence
 
 _MOST_BYTES = 2**29  # of a value, as servers have it
-_LINE = (
-    1 << 12
-)  # bytes that are received when a line is wanted; most of a value comes into its buffer at once
+_LINE = 1 << 12  # bytes received for a line: most of a value comes into its own buffer
 
 
 class ServerExchange:
