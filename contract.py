@@ -92,6 +92,7 @@ CACHE = re.compile(rf"{PAST}\.(\d+)\.(key|value)")
 # past_recurrent.N [batch, heads, key size, value size], with outputs present_conv.N and present_recurrent.N.
 STATE_KINDS = ("conv", "recurrent")
 PAST_STATE = re.compile(r"past_(conv|recurrent)\.(\d+)")
+STATES_OPSET = 27  # the first opset with LinearAttention and CausalConvWithState
 PRESENT_CACHE = re.compile(rf"{PRESENT}\.(\d+)\.(key|value)")
 
 _LORA = "lora"

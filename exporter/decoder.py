@@ -24,6 +24,7 @@ from ..contract import (
     ROPE_AXES,
     SEEN_EMBEDDING,
     STATE_KINDS,
+    STATES_OPSET,
     past_encoder_name,
     past_name,
     past_state_name,
@@ -32,7 +33,7 @@ from ..contract import (
     present_state_name,
 )
 from .config import DecoderConfig, RopeConfig
-from .graph import OPSET, STATES_OPSET, GraphWriter
+from .graph import OPSET, GraphWriter
 from .packed_weights import packed_weight
 from .rope import rope_tables
 from .weights import Array, Checkpoint

@@ -12,7 +12,6 @@ import onnx_ir as ir
 from ..contract import PRODUCER
 
 OPSET = 23  # the first opset with Attention, RotaryEmbedding and RMSNormalization
-STATES_OPSET = 27  # the first opset with LinearAttention and CausalConvWithState
 IR_VERSION = 11  # released with opset 23
 
 Attribute = int | float | str | Sequence[int]

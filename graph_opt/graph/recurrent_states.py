@@ -6,12 +6,16 @@ import onnx_ir as ir
 
 from .edit import MICROSOFT
 
-OPERATORS = frozenset({"LinearAttention", "CausalConvWithState"})
+# The attributes of the standard's operators.
+ATTRIBUTES = {
+    "LinearAttention": frozenset({"chunk_size", "kv_num_heads", "q_num_heads", "scale", "update_rule"}),
+    "CausalConvWithState": frozenset({"activation"}),
+}
 
 
 def use_microsoft_states(graph: ir.Graph) -> int:
     """Replace these operators by equal ones of com.microsoft; return their number."""
-    nodes = [node for node in graph.all_nodes() if node.op_type in OPERATORS and not node.domain]
+    nodes = [node for node in graph.all_nodes() if node.op_type in ATTRIBUTES and not node.domain]
     for node in nodes:
         node.domain, node.version = MICROSOFT, None
     if nodes:

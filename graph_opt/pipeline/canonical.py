@@ -27,6 +27,7 @@ from ..passes.importing.lift_moe import LiftMoEPass
 from ..passes.importing.lift_norms import LiftNormsPass
 from ..passes.importing.lift_products import LiftProductsPass
 from ..passes.importing.lift_rotary import LiftRotaryPass
+from ..passes.importing.lift_states import LiftStatesPass
 from ..passes.importing.lift_weights import LiftWeightsPass
 from ..passes.importing.position_ids import PositionIdsPass
 from ..passes.importing.split_projections import GemmToMatMulPass, SplitProjectionsPass
@@ -65,6 +66,7 @@ def canonical_passes() -> list[ir.passes.PassBase]:
         LiftProductsPass(),
         LiftWeightsPass(),
         LiftMoEPass(),
+        LiftStatesPass(),
         SimplifyShapesPass(),
         InlineBranchesPass(),
         RemoveUnusedNodesPass(),

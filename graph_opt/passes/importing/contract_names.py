@@ -1,4 +1,4 @@
-"""Rename caches and axes to the contract's names: past_key_values.N.key|value, present.N.key|value, batch.
+"""Rename caches, states and axes to the contract's names: past_key_values.N.key, present_conv.N, batch.
 
 Exporters name axes differently. With the contract's names, passes can see which axes are equal.
 """
@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from ....contract import ATTENTION_MASK, INPUT_IDS, LOGITS, PAST, POSITION_IDS, PRESENT
+from ....contract import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    LOGITS,
+    PAST,
+    POSITION_IDS,
+    PRESENT,
+    past_state_name,
+    present_state_name,
+)
 from ...analysis.decoder_inputs import is_decoder
 from ...graph.edit import all_nodes, take_name
 from ..base import GraphPass
@@ -18,6 +27,7 @@ from ..base import GraphPass
 _CONTRACT = re.compile(rf"({PAST}|{PRESENT})\.\d+\.(key|value)")
 _LAYER_THEN_KIND = re.compile(r"(?:^|.*[._])(\d+)[._]?(key|value|k|v)s?")
 _KIND_THEN_LAYER = re.compile(r".*?(key|value|k|v)s?(?:_cache|_values)?[._](\d+)")
+_STATE = re.compile(r"(?:past|present)\.(\d+)\.(conv|recurrent)")  # of onnxruntime-genai's builder
 _RANK = 4
 _AXES = {
     INPUT_IDS: ("batch", "sequence"),
@@ -88,6 +98,8 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _name(value: ir.Value, prefix: str) -> str | None:
+    if state := _STATE.fullmatch(value.name or ""):
+        return (past_state_name if prefix == PAST else present_state_name)(*state.groups())
     if value.shape is None or len(value.shape) != _RANK or value.name is None:
         return None
     if _CONTRACT.fullmatch(value.name):
