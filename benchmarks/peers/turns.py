@@ -8,6 +8,9 @@ engine. Figures are medians over rounds. Compare ratios within a run, not figure
         --engine carryall=.venv/bin/python:carryall_llm:models/qwen3-int4 \\
         --engine genai=envs/ort/bin/python:ort_genai:models/genai-int4 \\
         --engine openvino=envs/ov/bin/python:ov_genai:models/ov-int4-128 --json peers.json
+
+On a machine with other load use ``taskset -c 0`` in front and ``--cpu-time``: each engine then has one
+thread, since others spin while they wait, and the processor time of its process is counted.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -46,12 +50,19 @@ class Work:
 class Worker:
     """One engine in its own process, with requests and answers as JSON lines over pipes."""
 
-    def __init__(self, name: str, python: str, script: str, model: str) -> None:
+    def __init__(
+        self, name: str, python: str, script: str, model: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         command = [python, str(WORKERS / f"{script}.py"), model]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- open as long as the process lives
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
         )
         self.ready = self._read()
 
@@ -100,12 +111,13 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", action="append", required=True, metavar="NAME=PYTHON:WORKER:MODEL")
 
 
-def opened(engines: list[str]) -> list[Worker]:
-    """Start the workers of ``--engine`` options."""
-    workers = []
+def opened(engines: list[str], *, cpu_time: bool = False) -> list[Worker]:
+    """Start the workers of ``--engine`` options, which count processor time if ``cpu_time``."""
+    workers, environment = [], os.environ | ({"BENCHMARK_CPU_TIME": "1"} if cpu_time else {})
     for text in engines:
         name, _, rest = text.partition("=")
-        workers.append(Worker(name, *rest.split(":", 2)))
+        python, script, model = rest.split(":", 2)
+        workers.append(Worker(name, python, script, model, environment))
         print(f"{name}: {workers[-1].ready}", file=sys.stderr)
     return workers
 
@@ -174,9 +186,12 @@ def main() -> None:
     add_engines(parser)
     parser.add_argument("--work", action="append", type=Work.parse, metavar="PROMPTxNEWxBATCH")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count processor seconds; run under taskset with one core"
+    )
     parser.add_argument("--json", type=Path, help="write every measurement and the summary here")
     options = parser.parse_args()
-    workers = opened(options.engine)
+    workers = opened(options.engine, cpu_time=options.cpu_time)
     records = run(workers, options.work or [Work(256, 64, 1)], options.rounds)
     rows = summarise(records, workers[0].name)
     print(table(rows, workers[0].name))

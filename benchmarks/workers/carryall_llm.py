@@ -6,10 +6,9 @@ provider. ``max_step_slowdown=inf`` runs prompts first, as engines without a lim
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
-from worker import Timing, Work, serve
+from worker import Timing, Work, clock, serve
 
 import carryall
 from carryall import LLM, SamplingParams
@@ -32,13 +31,13 @@ def load(argument: str) -> tuple[str, Callable[[Work], Timing]]:
             Request(str(number), row.tolist(), params, streamed=False)
             for number, row in enumerate(work.prompts())
         ]
-        start, moments = time.perf_counter(), []
+        start, moments = clock(), []
         for row in rows:
             llm.engine.add(row)
         while llm.engine.has_work:
             llm.engine.step()
             if min(len(row.output_token_ids) for row in rows) > len(moments):
-                moments.append(time.perf_counter())
+                moments.append(clock())
         return Timing.of(start, moments, sum(len(row.output_token_ids) for row in rows))
 
     return " ".join([f"carryall {carryall.__version__}", provider, *settings]), measure

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 
 import llama_cpp as llama
 import numpy as np
-from worker import Timing, Work, serve
+from worker import Timing, Work, clock, serve
 
 
 def load(path: str):  # noqa: ANN201 -- the engine's library has no types
@@ -19,19 +18,19 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
     def measure(work: Work) -> Timing:
         context, batch = _open(model, work)
         try:
-            start = time.perf_counter()
+            start = clock()
             last = []
             for row, prompt in enumerate(work.prompts()):
                 _decode(
                     context, batch, [(int(t), p, row, p == len(prompt) - 1) for p, t in enumerate(prompt)]
                 )
                 last.append(_best(context, -1, vocab_size))
-            moments = [time.perf_counter()]
+            moments = [clock()]
             for step in range(work.new_tokens - 1):
                 rows = [(token, work.prompt_tokens + step, row, True) for row, token in enumerate(last)]
                 _decode(context, batch, rows)
                 last = [_best(context, row, vocab_size) for row in range(work.batch)]
-                moments.append(time.perf_counter())
+                moments.append(clock())
             return Timing.of(start, moments, work.batch * work.new_tokens)
         finally:
             llama.llama_batch_free(batch)

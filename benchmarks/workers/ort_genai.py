@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import onnxruntime_genai as og
-from worker import Timing, Work, serve
+from worker import Timing, Work, clock, serve
 
 
 def load(path: str):  # noqa: ANN201 -- the engine's library has no types
@@ -21,12 +19,12 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
             do_sample=False, max_length=length + 8, min_length=length + 4, batch_size=work.batch
         )
         generator = og.Generator(model, params)
-        start = time.perf_counter()
+        start = clock()
         generator.append_tokens(prompts if work.batch > 1 else prompts[0])
         moments = []
         for _ in range(work.new_tokens):
             generator.generate_next_token()
-            moments.append(time.perf_counter())
+            moments.append(clock())
         return Timing.of(start, moments, work.batch * work.new_tokens)
 
     return f"onnxruntime-genai {og.__version__}", measure

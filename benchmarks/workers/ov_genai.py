@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import openvino as ov
 import openvino_genai as og
-from worker import Timing, Work, serve
+from worker import Timing, Work, clock, serve
 
 
 def load(path: str):  # noqa: ANN201 -- the engine's library has no types
@@ -23,7 +21,7 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
         config.max_new_tokens = work.new_tokens
         config.ignore_eos = True
         config.do_sample = False
-        start = time.perf_counter()
+        start = clock()
         rows = [
             pipeline.add_request(number, ov.Tensor(row[None]), config)
             for number, row in enumerate(work.prompts())
@@ -35,7 +33,7 @@ def load(path: str):  # noqa: ANN201 -- the engine's library has no types
                 while row.can_read():
                     counts[number] += sum(len(output.generated_ids) for output in row.read().values())
             if min(counts) > len(moments):
-                moments.append(time.perf_counter())
+                moments.append(clock())
         return Timing.of(start, moments, sum(counts))
 
     return f"openvino-genai {og.__version__}", measure
