@@ -20,8 +20,10 @@ from family_cases import write_case
 from carryall import QuantizationRecipe, evaluate, quantize
 from carryall.errors import UsageError
 from carryall.providers.native.library import find_library
+from carryall.runtime.api.beam_search import beam_search
 from carryall.runtime.api.llm import LLM
 from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.sampling.beam_search import BeamSearchOptions
 from carryall.runtime.engine.speculation.proposer import Tokens
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.types.outputs import RequestOutput
@@ -110,6 +112,36 @@ def test_neighbours_pieces_and_preemption_change_no_token(checkpoint: Path) -> N
         together = [answer(output, in_blocks(llm)) for output in llm.generate(prompts, params)]
         assert llm.stats().preemptions > 0
     assert together == expected
+
+
+@pytest.mark.long
+def test_beams_are_those_that_cold_runs_find(checkpoint: Path) -> None:
+    """Beams begin with one state, which is copied where they part."""
+    prompt, options = conversation(2), BeamSearchOptions(num_beams=3, max_tokens=8)
+    with LLM(checkpoint, max_slots=8) as warm, LLM(checkpoint, max_slots=8, prefix_cache=False) as cold:
+        (found,) = warm.beam_search([prompt], options)
+        ends = warm.requests.end_token_ids
+        (expected,) = beam_search(cold.generate, [prompt], [(None, None)], options, ends, 999, None)
+        assert warm.stats().prefix_hits > 2 * options.max_tokens
+        assert not cold.stats().prefix_hits
+        exact = in_blocks(warm)
+        warm.engine.check_integrity()
+    for beam, other in zip(found.outputs, expected.outputs, strict=True):
+        assert beam.token_ids == other.token_ids
+        assert beam.cumulative_logprob == pytest.approx(
+            other.cumulative_logprob, abs=0.0 if exact else 1e-3, rel=0.0
+        )
+
+
+@pytest.mark.long
+def test_samples_of_a_prompt_are_those_of_cold_runs(checkpoint: Path) -> None:
+    params = dataclasses.replace(GREEDY, temperature=1.0, n=3, seed=5)
+    prompt = conversation(2)
+    with LLM(checkpoint, max_slots=4) as warm, LLM(checkpoint, max_slots=4, prefix_cache=False) as cold:
+        (found,), (expected,) = warm.generate([prompt], params), cold.generate([prompt], params)
+        assert warm.stats().prefix_cached_tokens > 0 == cold.stats().prefix_cached_tokens
+    assert len({tuple(sample.token_ids) for sample in found.outputs}) == 3
+    assert [sample.token_ids for sample in found.outputs] == [s.token_ids for s in expected.outputs]
 
 
 class PartlyRight:

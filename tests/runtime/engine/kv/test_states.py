@@ -234,6 +234,19 @@ def test_a_preempted_request_goes_on_at_its_state() -> None:
     assert request.output_token_ids == alone(request)
 
 
+def test_a_prompt_cancelled_in_its_middle_leaves_its_state() -> None:
+    engine, _ = make_engine(step=32)
+    prompt = texts(1, 100)
+    engine.add(ask("cancelled", *prompt))
+    for _ in range(2):
+        engine.step()
+    engine.cancel("cancelled")
+    again = ask("again", *prompt)
+    assert run(engine, [again]) == [alone(again)]
+    assert again.metrics.cached_tokens == 64
+    engine.check_integrity()
+
+
 def test_what_cuts_sequences_is_refused() -> None:
     with pytest.raises(UsageError, match="context_shift cuts sequences"):
         Engine(make_runner(), EngineConfig(context_shift=True))
