@@ -22,6 +22,7 @@ from ..attention.kv_int8 import (
     TakeCacheScalesPass,
 )
 from ..attention.norms_in_attention import NormsInAttentionPass
+from ..attention.paged_decode import PagedDecodePass
 from ..attention.recurrent_states import MicrosoftStatesPass, RefuseStatesPass
 from ..attention.slot_inputs import SlotInputsPass
 from ..chain.chain_pass import ChainPass
@@ -132,6 +133,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(QuantizedCachePass(scales, FP8 if options.kv_cache == FP8 else INT8))
     if kernels.packed_qkv:
         passes.append(PackedQKVPass())
+    if options.paged and kernels.paged_decode:
+        passes.append(PagedDecodePass())
     passes += _elementwise_passes(kernels)
     passes.append(QuantizedWeightsPass(kernels))
     if kernels.int4_product:
