@@ -77,7 +77,7 @@ def _results(session: Any, cache: str, device: Device) -> list[list[Array]]:
         content = rng.integers(-100, 100, _CACHE) if dtype == np.int8 else rng.normal(0, 1, _CACHE)
         caches.append(device.allocate(_CACHE, dtype))
         caches[-1].update_inplace(content.astype(dtype))
-    constants = {
+    constants: dict[str, Array] = {
         "table": (1 + rng.permutation(_ROWS * _WIDTH).reshape(_ROWS, _WIDTH)).astype(np.int32),
         "cosines": np.cos(angles).astype(np.float16),
         "sines": np.sin(angles).astype(np.float16),
@@ -88,7 +88,7 @@ def _results(session: Any, cache: str, device: Device) -> list[list[Array]]:
     for rows in STEPS.values():
         counts = [count for count, _ in rows]
         width = (_HEADS + 2 * _KV_HEADS) * _SIZE
-        feeds = {
+        feeds: dict[str, Array] = {
             "packed": rng.normal(0, 1, (sum(counts), width)).astype(np.float16),
             "begins": np.cumsum([0, *counts]).astype(np.int32),
             "past": np.array([past for _, past in rows], np.int32),

@@ -22,7 +22,6 @@ from ..attention.kv_int8 import (
     TakeCacheScalesPass,
 )
 from ..attention.norms_in_attention import NormsInAttentionPass
-from ..attention.paged_decode import PagedDecodePass
 from ..attention.recurrent_states import MicrosoftStatesPass, RefuseStatesPass
 from ..attention.slot_inputs import SlotInputsPass
 from ..chain.chain_pass import ChainPass
@@ -53,6 +52,7 @@ from ..require_dynamic_sequence import RequireDynamicSequencePass
 from ..token_range import TokenRangePass
 from .native_paged import native_paged_passes
 from .ort_paged import ort_paged_passes
+from .paged_decode import PagedDecodePass
 
 _NEWEST = 23  # the portable graph's opset
 

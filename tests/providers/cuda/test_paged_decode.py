@@ -117,7 +117,13 @@ def run(emulator: Emulator, case: Case) -> tuple[Array, Array, Array]:
     parts = np.full((blocks, group, case.size + 2), np.nan, np.float32)
     keys, values = case.arrays["keys"].copy(), case.arrays["values"].copy()
     optional = ("cosines", "sines", "sinks", "query_norm", "key_norm", "key_scales", "value_scales")
-    operands = [case.arrays["packed"], keys, values, case.arrays["past"], case.arrays["table"]]
+    operands: list[Array | None] = [
+        case.arrays["packed"],
+        keys,
+        values,
+        case.arrays["past"],
+        case.arrays["table"],
+    ]
     operands += [case.given(name) for name in optional]
     name = "_".join(["paged_decode", case.kind, *filter(None, [case.cache]), "2" if group <= 2 else "4"])
     emulator.launch(name, blocks, THREADS, *operands, parts, y, sizes)

@@ -15,7 +15,7 @@ from ...graph.edit import (
     static_size,
 )
 from ...passes.base import GraphPass
-from ..products.quantized_linear import DOMAIN
+from .paged_form import DOMAIN
 
 _MOST_GROUP, _LARGEST, _MULTIPLE = 4, 256, 8  # query heads of a KV head; elements of a head
 _CACHES = {ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN}  # others are of the type of the query

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from graph_asserts import apply, assert_same, graph
 
-from carryall.graph_opt.lower.attention.paged_decode import PagedDecodePass
+from carryall.graph_opt.lower.pipelines.paged_decode import PagedDecodePass
 
 PLAIN = {"heads": "4", "size": "64", "scale": "0.125", "kind": "float16", "cache": "float16", "kinds": ""}
 
