@@ -28,4 +28,6 @@ def unusable(error: OSError) -> UsageError:
     stated = f"{CACHE_VARIABLE}={root}" if os.environ.get(CACHE_VARIABLE) else f"the cache folder {root}"
     no_folder = os.path.exists(root) and not os.path.isdir(root)  # pathlib's raise for too long names
     reason = os.strerror(errno.ENOTDIR) if no_folder else error.strerror or str(error)
+    if isinstance(error.filename, str) and error.filename in {str(root), *map(str, root.parents)}:
+        reason = reason if os.path.exists(error.filename) else f"{error.filename} cannot be made: {reason}"
     return UsageError(f"{stated} cannot be used: {reason}; set {CACHE_VARIABLE} to a folder you can write to")

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ...errors import UsageError
 from ...graph_opt.quantize.methods import METHODS
 from ...options import Checked, check_names, declared, option, shown
+from ...providers import has_argument
 from ...records import dataclass
 from ..engine.config import EngineConfig
 
@@ -89,6 +90,11 @@ class ModelConfig(Checked):
     def __post_init__(self) -> None:
         """Check each value, then their combination."""
         Checked.__post_init__(self)
+        if not has_argument(self.provider) and not all(map(str.strip, self.provider.split(","))):
+            raise UsageError(
+                f"provider {shown(self.provider)} has an empty name; name a provider (cpu), places (cuda,cpu) "
+                "or ranges of layers (cuda:0-11,cpu:12-27)"
+            )
         if self.num_speculative_tokens is not None and self.speculative is None:
             raise UsageError(
                 "num_speculative_tokens has no effect without speculative: set it to prompt-lookup, "

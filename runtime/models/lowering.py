@@ -14,7 +14,7 @@ from ...progress import Progress
 from ...providers.base import Provider, RunnerConfig
 from ...reports import human_bytes
 from ...storage.cache import cache_key, cached_folder, intact_folder
-from ...storage.root import cache_root
+from ...storage.root import cache_root, unusable
 from ..process.garbage import collector_paused
 from .model_source import SourceModel
 
@@ -127,10 +127,12 @@ def _of_other_contexts(weights: str) -> list[Path]:
 
 def _check_disk(files: SourceModel) -> None:
     """Refuse a preparation that would fill the disk, before anything is read."""
-    folder = next((each for each in (cache_root(), *cache_root().parents) if each.is_dir()), None)
-    if folder is None:
-        return  # writing there says what is wrong
-    needed, free = files.unprepared_bytes, shutil.disk_usage(folder).free
+    try:
+        cache_root().mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(cache_root()).free
+    except OSError as error:
+        raise unusable(error) from error
+    needed = files.unprepared_bytes
     if needed > free:
         raise UsageError(
             f"preparing {files.name} writes {human_bytes(needed)} to {cache_root()}, which has "

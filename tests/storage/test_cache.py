@@ -219,6 +219,13 @@ def test_a_cache_that_cannot_be_used_is_one_line_that_names_the_variable(
         cached_folder("kind", "key", Builder())
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", "/proc/nowhere/below")
+    with pytest.raises(UsageError, match=r"cannot be used: /proc/nowhere cannot be made: No such file"):
+        cached_folder("kind", "key", Builder())
+
+
 def age(folder: Path, hours: float) -> None:
     used = time.time() - hours * 3600
     os.utime(folder / "entry.json", (used, used))

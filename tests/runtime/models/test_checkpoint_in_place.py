@@ -155,6 +155,15 @@ def test_a_disk_without_room_is_refused_before_it_is_written(
     assert not (cache / "lowered").exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+def test_a_cache_that_cannot_be_made_is_no_full_disk(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", "/proc/nowhere/below")
+    with pytest.raises(UsageError, match="/proc/nowhere cannot be made"):
+        load_model(checkpoint)
+
+
 def test_errors_name_what_is_missing(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="quantize must be one of int4"):
         load_model(checkpoint, quantize="int3")

@@ -164,6 +164,9 @@ def test_splits_that_are_refused(text: str, message: str) -> None:
         ("nowhere:0-0,cpu:1-2", "unknown provider 'nowhere'"),
         ("cpu:3:0-0,cpu:1-2", "'cpu' has no devices to choose from"),
         ("cpu:0-5", "the model has 3"),
+        ("", "provider '' has an empty name"),
+        (" , ", "provider ' , ' has an empty name"),
+        ("cpu:0-2,", "provider 'cpu:0-2,' has an empty name"),
     ],
 )
 def test_models_that_cannot_be_split_so(split: str, message: str) -> None:
