@@ -92,8 +92,8 @@ class ModelConfig(Checked):
         Checked.__post_init__(self)
         if not has_argument(self.provider) and not all(map(str.strip, self.provider.split(","))):
             raise UsageError(
-                f"provider {shown(self.provider)} has an empty name; name a provider (cpu), places (cuda,cpu) "
-                "or ranges of layers (cuda:0-11,cpu:12-27)"
+                f"provider {shown(self.provider)} has an empty name; name a provider (cpu), places "
+                "(cuda,cpu) or ranges of layers (cuda:0-11,cpu:12-27)"
             )
         if self.num_speculative_tokens is not None and self.speculative is None:
             raise UsageError(

@@ -12,7 +12,6 @@ import jinja2.meta
 import jinja2.sandbox
 
 from ....errors import RequestError, UsageError
-from ....plain_json import plain_json
 from ....records import dataclass
 
 Kind = Literal["prompt", "chat", "embedding"]
@@ -106,10 +105,13 @@ class PromptTemplate:
         return None if value is None else str(value)
 
     def kept(self, record: Mapping[str, Any]) -> str | None:
-        """Return the columns that are copied to the output, as JSON; None if there are none."""
+        """Return the columns that are copied to the output; None if there are none.
+
+        As JSON with NaN and Infinity, since a table can hold them.
+        """
         if not self.keep:
             return None
-        return plain_json({column: record.get(column) for column in self.keep})
+        return json.dumps({column: record.get(column) for column in self.keep}, ensure_ascii=False)
 
     def _plain_body(self, record: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("messages", "prompt", "input"):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import UsageError
+from ....plain_json import plain_json
 from ....records import dataclass
 
 JOURNAL_FILE = "journal.sqlite3"
@@ -61,7 +62,7 @@ class LineResult:
         digest: the digest of the line's content.
         id_key: the digest of its custom_id; None if it has none.
         record: the line of output, as JSON without the line break.
-        extra: columns of the input that are copied to the output, as JSON.
+        extra: columns of the input that are copied to the output, as JSON with NaN and Infinity.
         code: the error code; None if the line succeeded.
         seconds: time from the line's first engine step to its last.
         worker: the name of the worker that computed it.
@@ -88,7 +89,11 @@ class LineResult:
 
 def output_line(record: bytes, extra: str | None) -> bytes:
     """Return a record with the columns kept from the input, both as JSON; the columns are in ``columns``."""
-    return record if extra is None else record[:-1] + b', "columns": ' + extra.encode() + b"}"
+    if extra is None:
+        return record
+    if "NaN" in extra or "Infinity" in extra:
+        extra = plain_json(json.loads(extra))
+    return record[:-1] + b', "columns": ' + extra.encode() + b"}"
 
 
 @dataclass(slots=True)

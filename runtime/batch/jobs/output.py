@@ -181,8 +181,8 @@ def _table_row(
 
 def _as_kind(value: Any, kind: str) -> Any:
     """Convert a value to the type of its column; a string column holds other values as JSON."""
-    if kind == "string":
-        return value if value is None or isinstance(value, str) else plain_json(value)
+    if kind == "string" and not isinstance(value, str):
+        return None if (text := plain_json(value)) == "null" else text
     if kind == "float64" and isinstance(value, int):
         return float(value)
     return value

@@ -291,10 +291,31 @@ def test_parquet_holds_a_column_for_each_property_of_the_schema(tmp_path: Path) 
         assert json.loads(row["response"])["choices"][0]["text"] == row["text"]
 
 
-def test_a_kept_number_that_is_not_finite_is_null(tmp_path: Path) -> None:
+def test_a_kept_number_that_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", ['{"prompt": "x", "weight": NaN, "size": Infinity}'])
     run(spec(source, tmp_path / "out.jsonl", template="{{ prompt }}", keep=["weight", "size"]))
-    assert read_lines(tmp_path / "out.jsonl")[0]["columns"] == {"weight": None, "size": None}
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    constants = list[str]()
+    columns = json.loads(line, parse_constant=constants.append)["columns"]
+    assert (columns, constants) == ({"weight": None, "size": None}, [])
+
+
+def test_a_kept_number_that_is_not_finite_stays_so_in_a_table(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    numbers = [float("nan"), None, 0.5, float("-inf")]
+    pq.write_table(pa.table({"prompt": ["x"] * 4, "weight": numbers}), source)
+    run(spec(source, out, template="{{ prompt }}", keep=["weight"]))
+    column = pq.read_table(out)["weight"]
+    assert (column.type, column.null_count) == (pa.float64(), 1)
+    assert [repr(value) for value in column.to_pylist()] == ["nan", "None", "0.5", "-inf"]
+
+
+def test_a_column_of_texts_and_numbers_has_null_for_what_is_no_json(tmp_path: Path) -> None:
+    source = write_lines(
+        tmp_path / "in.jsonl", [f'{{"prompt": "x", "mixed": {each}}}' for each in ('"NaN"', "NaN", "0.5")]
+    )
+    run(spec(source, tmp_path / "out.parquet", template="{{ prompt }}", keep=["mixed"]))
+    assert pq.read_table(tmp_path / "out.parquet")["mixed"].to_pylist() == ["NaN", None, "0.5"]
 
 
 @pytest.mark.parametrize("name", ["", "folder"])
