@@ -25,13 +25,14 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.lower.attention.patch_rows import PatchRowsPass
 from carryall.graph_opt.lower.kernels import CPU
 from carryall.graph_opt.lower.older_opset import OlderOpsetPass
-from carryall.graph_opt.lower.pipelines.towers import tower_passes
+from carryall.graph_opt.lower.pipelines.towers import TowerForm, tower_passes
 from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 from carryall.graph_opt.passes.shape_inference import ShapeInferencePass
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
 from carryall.providers.native.library import find_library
+from carryall.providers.targets.cpu import CpuProvider
 from carryall.runtime.models.sight import open_tower
 from carryall.runtime.models.tower_graph import tower_graph
 from carryall.runtime.models.tower_rows import TowerRows
@@ -141,8 +142,9 @@ def halved(package: Path, folder: Path) -> Path:
 def test_bfloat16_changes_keys_and_values_alone(split: bool, wide: Path, tmp_path: Path) -> None:
     package = halved(wide, tmp_path / "halves")
     portable = package / "vision.onnx"
-    provider, size = get_provider("cpu"), {}
-    for form in ("float32", "bfloat16"):
+    provider, size = CpuProvider(), dict[str, int]()
+    forms: tuple[TowerForm, ...] = ("float32", "bfloat16")
+    for form in forms:
         kernels = provider.kernels_for(provider.checked_options({"kernels": "carryall"}))
         passes = tower_passes(dataclasses.replace(kernels, split_floats=split), form)
         result, _ = run(load_model(portable), passes)
