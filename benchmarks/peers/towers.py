@@ -29,7 +29,7 @@ from carryall.runtime.models.tower_graph import tower_graph
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workers"))
 from page_work import PageWork
 
-FORMS = ("float32", "int8")
+FORMS = ("float32", "bfloat16", "int8")
 _OPENVINO = """
 import sys, time, numpy as np, openvino as ov
 model = ov.Core().compile_model(sys.argv[1], "CPU", {"INFERENCE_NUM_THREADS": 1})

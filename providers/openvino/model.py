@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,29 @@ _SINKS, _SLOPES = 10, 11  # indices of our operator's optional inputs
 _INTEGER_PRODUCTS = "LP_TRANSFORMS_MODE"
 
 
+class Input(NamedTuple):
+    """An input of a model; sizes that a run may choose are None."""
+
+    name: str
+    shape: list[int | None]
+
+
 class OpenVinoSession:
-    """A compiled model with the ``run`` of ``onnxruntime.InferenceSession``."""
+    """A compiled model with ``run`` and ``get_inputs`` of ``onnxruntime.InferenceSession``."""
 
     def __init__(self, compiled: Any) -> None:
         self.compiled = compiled
         self._outputs = {port.get_any_name(): index for index, port in enumerate(compiled.outputs)}
+
+    def get_inputs(self) -> list[Input]:
+        """Return the inputs in the order of the graph."""
+        sizes = [
+            [None if size.is_dynamic else size.get_length() for size in port.partial_shape]
+            for port in self.compiled.inputs
+        ]
+        return [
+            Input(port.get_any_name(), shape) for port, shape in zip(self.compiled.inputs, sizes, strict=True)
+        ]
 
     def run(
         self, output_names: list[str] | None, feeds: Mapping[str, npt.NDArray[Any]]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import openvino
 
 from ...contract import (
+    ENCODER_STATES,
     HIDDEN_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
@@ -134,9 +135,10 @@ class OpenVinoExplicitSession:
         try:
             for name, array in feeds.items():
                 self._request.set_tensor(name, openvino.Tensor(array))
-            for name, tensor in zip(self.graph.caches, past, strict=True):
+            for name, tensor in zip(self.graph.explicit_inputs, past, strict=True):
                 batch, heads, length, size = tensor.shape
-                shape = [batch, heads, length + feeds[INPUT_IDS].shape[1], size]
+                rows = feeds[ENCODER_STATES if name in self.graph.encoder_caches else INPUT_IDS]
+                shape = [batch, heads, length + rows.shape[1], size]
                 present.append(openvino.Tensor(tensor.element_type, openvino.Shape(shape)))
                 self._request.set_tensor(name, tensor)
                 self._request.set_tensor(present_of(name), present[-1])

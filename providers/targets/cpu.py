@@ -23,6 +23,8 @@ from ..ort.provider import OrtProvider, is_paged
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from ...graph_opt.lower.pipelines.towers import TowerForm
+
 CARRYALL = "carryall"  # the value of ``kernels``
 _PAGED, _EXPLICIT = "paged", "explicit"  # values of ``kv_memory``
 _SPIN_MICROSECONDS = 50  # the time that the system takes to wake a thread
@@ -54,8 +56,10 @@ class CpuOptions(Checked):
             memory; prompts take longer.
         tower: ``int8`` computes products of ``vision.onnx`` and ``audio.onnx`` with weights and activations
             of 8 bits, and attention of ``vision.onnx`` with keys and values of 8 bits, by carryall's kernels:
-            a picture takes less time, and is seen less exactly. ``auto`` is int8 if the decoder's weights are
-            quantized and the kernels are carryall's, else float32.
+            a picture takes less time, and is seen less exactly. ``bfloat16`` computes them by those kernels
+            with weights of 16 bits where these hold their values (half the memory), activations of float32,
+            and keys and values of bfloat16; AMX multiplies weights as pairs of bfloat16. ``auto`` is int8 if
+            the decoder's weights are quantized and the kernels are carryall's, else float32.
         wide_products: without effect; there is one graph for prompts and decoding.
     """
 
@@ -64,7 +68,7 @@ class CpuOptions(Checked):
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     kv_memory: Literal["auto", "paged", "explicit"] = "auto"
     latent_kv: Literal["expanded", "compressed"] = "expanded"
-    tower: Literal["auto", "float32", "int8"] = "auto"
+    tower: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     wide_products: Literal["auto", "off"] = "auto"
 
 
@@ -94,8 +98,8 @@ class CpuProvider(OrtProvider):
             tuned_kernels()
         elif memory == _PAGED:
             raise UsageError(f"kv_memory=paged needs carryall's kernels; {BUILD}")
-        if options["tower"] == "int8" and kernels != CARRYALL:
-            raise UsageError(f"tower=int8 needs carryall's kernels; {BUILD}")
+        if options["tower"] in ("bfloat16", "int8") and kernels != CARRYALL:
+            raise UsageError(f"tower={options['tower']} needs carryall's kernels; {BUILD}")
         if memory == "auto":
             memory = _PAGED if kernels == CARRYALL else _EXPLICIT
         if options["latent_kv"] == "compressed" and not (kernels == CARRYALL and memory == _PAGED):
@@ -149,19 +153,16 @@ class CpuProvider(OrtProvider):
         return "split" if splits_floats() else ""
 
     def tower_passes(self, config: RunnerConfig, *, quantized: bool = False) -> list[ir.passes.PassBase]:
-        """Return the passes for onnxruntime's kernels in float32, or for carryall's in 8 bits."""
+        """Return the passes for onnxruntime's kernels in float32, or for carryall's in 16 or 8 bits."""
         from ...graph_opt.lower.pipelines.towers import tower_passes
 
         options = self.checked_options(config.options)
-        int8 = self.tower_form(config, quantized=quantized) == "int8"
-        return tower_passes(self.kernels_for(options), int8=int8)
+        return tower_passes(self.kernels_for(options), _tower(options, quantized=quantized))
 
     def tower_form(self, config: RunnerConfig, *, quantized: bool = False) -> str | None:
-        """Return the option, decided if it is ``auto``; attention is lowered with each of its values."""
-        options = self.checked_options(config.options)
-        if options["tower"] != "auto":
-            return str(options["tower"])
-        return "int8" if quantized and options["kernels"] == CARRYALL else "float32"
+        """Return the option, decided if it is ``auto``, and whether the kernels multiply split weights."""
+        form = _tower(self.checked_options(config.options), quantized=quantized)
+        return "bfloat16 split" if form == "bfloat16" and splits_floats() else form
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         """Return the passes that keep attention and caches as they are, in order."""
@@ -236,6 +237,14 @@ class CpuProvider(OrtProvider):
             stored_tiles=packer,
             split_floats=library is not None and splits_floats(),
         )
+
+
+def _tower(options: Mapping[str, Any], *, quantized: bool) -> TowerForm:
+    """Return the option ``tower``, decided if it is ``auto``."""
+    if options["tower"] != "auto":
+        form: TowerForm = options["tower"]
+        return form
+    return "int8" if quantized and options["kernels"] == CARRYALL else "float32"
 
 
 def _has_fast_kernels() -> bool:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...contract import CONTEXT_LENGTH, HIDDEN_STATES, INPUT_IDS, LAST_HIDDEN_STATE, is_past
+from ...contract import (
+    CONTEXT_LENGTH,
+    ENCODER_ROWS,
+    ENCODER_STATES,
+    HIDDEN_STATES,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    is_past,
+    is_past_encoder,
+)
 from ...errors import (
     GraphError,
     MissingExtraError,
@@ -243,28 +252,30 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
     hidden_size = static_size(inputs.get(HIDDEN_STATES), -1)
     int8_cache = model.metadata_props.get(INT8_CACHE) == "1"
     length = config.context_length or known
-    caches = _explicit_caches(inputs) if missing else {}
     outputs = {value.name: value for value in model.graph.outputs}
     graph = DecoderGraph(
         inputs=frozenset(inputs),
-        caches=caches,
+        caches=_explicit_caches(inputs, is_past) if missing else {},
         vocab_size=vocab_size,
         context_length=length,
         hidden_size=hidden_size,
         hidden_width=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
         num_tokens=num_tokens,
         lora_modules=lora_modules({name: list(value.shape or ()) for name, value in inputs.items()}),
+        encoder_caches=_explicit_caches(inputs, is_past_encoder),
+        encoder_width=static_size(inputs.get(ENCODER_STATES), -1) or 0,
+        encoder_rows=int(model.metadata_props.get(ENCODER_ROWS, 0)),
         metadata=model.metadata_props,
     )
     weights = int(model.metadata_props.get(COMMON_BLOCK_SIZE, 0))
     return _Facts(graph, int8_cache, weights, paged_layers(model))
 
 
-def _explicit_caches(inputs: Mapping[str, ir.Value]) -> dict[str, KVSpec]:
+def _explicit_caches(inputs: Mapping[str, ir.Value], kind: Callable[[str], bool]) -> dict[str, KVSpec]:
     return {
         name: KVSpec(static_size(value, 1) or 0, static_size(value, 3) or 0, value.dtype.numpy())
         for name, value in inputs.items()
-        if is_past(name) and value.dtype is not None
+        if kind(name) and value.dtype is not None
     }
 
 

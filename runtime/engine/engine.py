@@ -552,4 +552,10 @@ def _tier(config: EngineConfig, info: RunnerInfo, identity: str, costs: PromptCo
     name = "prefix_cache_dir" if url is None else "prefix_cache_url"
     if (folder is not None or url is not None) and not identity:
         raise UsageError(f"{name} needs the model's identity: load it with LLM, or pass identity")
+    if info.encoder_width and (folder is not None or url is not None or config.swap_bytes):
+        raise UsageError(
+            "KV of a decoder that attends to an encoder's rows (Whisper, TrOCR, Donut, Florence-2) stays in "
+            "its slots, since KV alone does not say what it attended to; omit prefix_cache_dir, "
+            "prefix_cache_url and swap_bytes"
+        )
     return make_tier(folder, folder_bytes, config.swap_bytes, info.kv_layout, url, costs)

@@ -7,6 +7,7 @@ masks and the content of rope tables are found by evaluation (``probe.py``).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -314,7 +315,7 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
     scales = CacheScales()
     return [
         RequireDynamicSequencePass(),
-        RefuseStatesPass(),  # OpenVINO 2026.4 converts no operator with states
+        RefuseStatesPass(encoders=not explicit),  # OpenVINO 2026.4 converts no operator with states
         Float8WeightsPass(),
         WeightOnlyProductsPass(),
         SplitMinimaPass(),
@@ -323,7 +324,8 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
         ShapeInferencePass(),
         SharedCachePass(),
         *([DecomposeAttentionPass()] if explicit else [CappedAttentionPass(), SinkAttentionPass()]),
-        PagedAttentionPass(context_length, scales),
+        # Attention to an encoder's rows stays the standard's operator where KV is explicit.
+        PagedAttentionPass(context_length, scales, dataclasses.replace(PLAIN, cross=explicit)),
         RopeTablesPass(context_length),
         RemoveUnusedNodesPass(),
         PagedInputsPass(),

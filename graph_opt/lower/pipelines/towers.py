@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import onnx_ir as ir
 
 from ...passes.remove_unused import RemoveUnusedNodesPass
@@ -13,31 +15,43 @@ from ..attention.patch_rows import PatchRowsPass
 from ..chain.chain_pass import ChainPass
 from ..kernels import Kernels
 from ..older_opset import OlderOpsetPass
+from ..products.half_products import HalfProductsPass
 from ..products.merge import MergeProjectionsPass, PackedQKVPass
 from ..products.padded_products import PaddedProductsPass
 from ..products.quantized_linear import QuantizedLinearPass
 from ..products.silu_and_mul import SiluAndMulPass
 from ..quick_gelu import QuickGeluPass
 
+TowerForm = Literal["float32", "bfloat16", "int8"]
 _BLOCK = 128  # inputs with one scale
 
 
-def tower_passes(kernels: Kernels, *, int8: bool) -> list[ir.passes.PassBase]:
+def tower_passes(kernels: Kernels, form: TowerForm) -> list[ir.passes.PassBase]:
     """Return the passes in order.
 
     Args:
         kernels: the capabilities of the target's kernels.
-        int8: products with 8-bit weights and activations, by carryall's kernels.
+        form: ``float32`` computes by onnxruntime's kernels. The others compute by carryall's: ``bfloat16``
+            has keys and values of that type, and weights of 16 bits where these hold them, ``int8`` has
+            weights, activations, keys and values of 8 bits.
     """
-    passes: list[ir.passes.PassBase] = []
-    if int8:
-        passes += [ShapeInferencePass(), PaddedProductsPass(_BLOCK)]
+    passes: list[ir.passes.PassBase] = [ShapeInferencePass()]
+    own = form != "float32"
+    if form == "int8":
+        passes += [PaddedProductsPass(_BLOCK)]
         passes += QuantizationRecipe("int8-fast", block_size=_BLOCK).passes()[0]
-        passes += [ShapeInferencePass(), PatchRowsPass("int8"), ShapeInferencePass()]
-        passes += [MergeProjectionsPass(), QuantizedLinearPass(kernels.stored_tiles), PackedQKVPass()]
+        passes += [ShapeInferencePass()]
+    if own:
+        passes += [PatchRowsPass(form), ShapeInferencePass(), MergeProjectionsPass()]
+        passes += [QuantizedLinearPass(kernels.stored_tiles)]
+        if form == "bfloat16":
+            # Rows of patches are many, so split weights take less time than 16 bits where there is AMX.
+            split = kernels.split_floats
+            passes += [HalfProductsPass(wide=True, split=split, halves=not split)]
+        passes += [PackedQKVPass(), ShapeInferencePass()]
     # onnxruntime's attention in float32 takes 0.7 of the time of carryall's.
-    passes += [ShapeInferencePass(), FullGroupsPass(), MultiHeadAttentionPass()]
-    if int8:
+    passes += [FullGroupsPass(), MultiHeadAttentionPass()]
+    if own:
         passes += [QuickGeluPass(), SiluAndMulPass()]
     passes += [RemoveUnusedNodesPass(), OlderOpsetPass(kernels.opset)]
-    return [*passes, ChainPass(approximate=True)] if int8 else passes
+    return [*passes, ChainPass(approximate=True)] if own else passes

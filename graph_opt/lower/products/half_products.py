@@ -38,11 +38,12 @@ class HalfProductsPass(GraphPass):
     Args:
         wide: lower products with any float32 weight.
         split: split these weights, unless they are small, into two bfloat16; the sum differs by 2^-17.
+        halves: keep weights that 16 bits hold in 16 bits, and lower embeddings.
     """
 
-    def __init__(self, *, wide: bool = False, split: bool = False) -> None:
+    def __init__(self, *, wide: bool = False, split: bool = False, halves: bool = True) -> None:
         super().__init__()
-        self._wide, self._split = wide, split
+        self._wide, self._split, self._halves = wide, split, halves
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower Gather, MatMul, and Gemm with a transposed weight."""
@@ -57,7 +58,7 @@ class HalfProductsPass(GraphPass):
                 inputs, outputs = shape_of(tensor)[::-1] if by_output else shape_of(tensor)
                 if min(inputs, outputs) < _LEAST or tensor.dtype != ir.DataType.FLOAT:
                     continue
-                halves = halves_of(tensor)
+                halves = halves_of(tensor) if self._halves else None
                 if halves is None and (op_type == "Gather" or not self._wide):
                     continue
                 kind, read = (

@@ -39,11 +39,13 @@ def asking(text: str, *pictures: Any) -> list[Message]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("packed", [False, True])
-def test_tokens_equal_transformers(packed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("packed", "provider"), [(False, "cpu"), (True, "cpu"), (True, "openvino")])
+def test_tokens_equal_transformers(packed: bool, provider: str, tmp_path: Path) -> None:
+    pytest.importorskip("openvino" if provider == "openvino" else "onnxruntime")
     folder = write_florence(tmp_path / "checkpoint", SEED)
     golden = np.load(GOLDEN)
-    with LLM(export_package(folder, tmp_path / "package").path if packed else folder) as llm:
+    model = export_package(folder, tmp_path / "package").path if packed else folder
+    with LLM(model, provider=provider) as llm:
         answers = llm.chat([asking(task) for task in TASKS], GREEDY)
     for number, answer in enumerate(answers):
         assert answer.prompt_token_ids == [END, BEGIN]

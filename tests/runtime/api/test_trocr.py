@@ -61,6 +61,15 @@ def test_tokens_equal_transformers(case: str, packed: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_openvino_has_the_tokens_of_transformers(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    folder = write_trocr(tmp_path, case, SEED)
+    with LLM(folder, provider="openvino") as llm:
+        assert written(llm) == np.load(golden_path(case))["tokens"][:, 1:].tolist()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["vit", "donut"])
 @pytest.mark.parametrize("method", ["int8-fast", "int4-fast"])
 def test_the_decoder_may_be_quantized(method: str, case: str, tmp_path: Path) -> None:
@@ -75,6 +84,17 @@ def test_the_decoder_may_be_quantized(method: str, case: str, tmp_path: Path) ->
 def test_methods_that_measure_a_text_are_refused(method: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"'{method}' measures the model on a text.* choose int8-fast"):
         LLM(write_trocr(tmp_path, "vit"), quantize=method)
+
+
+@pytest.mark.parametrize("tier", [{"prefix_cache_dir": "tier"}, {"swap_bytes": 1 << 20}])
+def test_tiers_of_kv_are_refused_with_the_reason(
+    tier: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_trocr(tmp_path / "checkpoint", "vit", SEED)
+    with pytest.raises(UsageError, match=r"attends to an encoder's rows .* omit prefix_cache_dir"):
+        LLM(folder, **tier)
+    assert not (tmp_path / "tier").exists()
 
 
 def test_a_picture_is_encoded_once_for_all_its_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

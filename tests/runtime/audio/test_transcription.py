@@ -139,14 +139,18 @@ def _byte(character: str) -> int:
     return ord(character)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "onnxruntime"])
+@pytest.mark.parametrize(
+    ("provider", "options"),
+    [("cpu", {}), ("cpu", {"kernels": "onnxruntime"}), pytest.param("openvino", {}, marks=pytest.mark.long)],
+)
 @pytest.mark.filterwarnings("ignore")
-def test_tokens_equal_transformers(kernels: str, checkpoint: Path) -> None:
-    with LLM(checkpoint, provider_options={"kernels": kernels}) as llm:
+def test_tokens_equal_transformers(provider: str, options: dict[str, str], checkpoint: Path) -> None:
+    pytest.importorskip("openvino" if provider == "openvino" else "onnxruntime")
+    with LLM(checkpoint, provider=provider, provider_options=options) as llm:
         for timed, name in ((True, "timed"), (False, "untimed")):
             for number, samples in enumerate(sounds()):
-                options = {"language": "en", "timestamps": timed, **ALWAYS}
-                steps, reply, found = llm.requests.hearing.steps(samples, options), None, list[int]()
+                wanted = {"language": "en", "timestamps": timed, **ALWAYS}
+                steps, reply, found = llm.requests.hearing.steps(samples, wanted), None, list[int]()
                 try:
                     while True:
                         step = steps.send(reply)

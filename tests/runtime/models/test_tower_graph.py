@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_vlms import VISION_CONFIG, write_vlm
@@ -23,12 +25,14 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.lower.attention.patch_rows import PatchRowsPass
 from carryall.graph_opt.lower.kernels import CPU
 from carryall.graph_opt.lower.older_opset import OlderOpsetPass
+from carryall.graph_opt.lower.pipelines.towers import TowerForm, tower_passes
 from carryall.graph_opt.passes.remove_unused import RemoveUnusedNodesPass
 from carryall.graph_opt.passes.shape_inference import ShapeInferencePass
 from carryall.graph_opt.pipeline.pipeline import run
 from carryall.providers import get_provider
 from carryall.providers.base import RunnerConfig
 from carryall.providers.native.library import find_library
+from carryall.providers.targets.cpu import CpuProvider
 from carryall.runtime.models.sight import open_tower
 from carryall.runtime.models.tower_graph import tower_graph
 from carryall.runtime.models.tower_rows import TowerRows
@@ -120,6 +124,73 @@ def test_int8_multiplies_all_weights_in_8_bits(wide: Path) -> None:
         assert 1e-3 < error < 0.02
 
 
+def halved(package: Path, folder: Path) -> Path:
+    """Write the package's ``vision.onnx`` with weights that bfloat16 holds."""
+    graph = load_model(package / "vision.onnx")
+    for value in graph.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype == ir.DataType.FLOAT:
+            words = np.ascontiguousarray(tensor.numpy()).view(np.uint32) & np.uint32(0xFFFF0000)
+            value.const_value = ir.tensor(words.view(np.float32), name=value.name)
+    folder.mkdir()
+    save_model(graph, folder / "vision.onnx")
+    return folder
+
+
+@needs_kernels
+@pytest.mark.parametrize("split", [False, True])
+def test_bfloat16_changes_keys_and_values_alone(split: bool, wide: Path, tmp_path: Path) -> None:
+    package = halved(wide, tmp_path / "halves")
+    portable = package / "vision.onnx"
+    provider, size = CpuProvider(), dict[str, int]()
+    forms: tuple[TowerForm, ...] = ("float32", "bfloat16")
+    for form in forms:
+        kernels = provider.kernels_for(provider.checked_options({"kernels": "carryall"}))
+        passes = tower_passes(dataclasses.replace(kernels, split_floats=split), form)
+        result, _ = run(load_model(portable), passes)
+        (tmp_path / form).mkdir()
+        save_model(result, tmp_path / form / "model.onnx")
+        size[form] = sum(each.stat().st_size for each in (tmp_path / form).iterdir())
+    model = tmp_path / "bfloat16" / "model.onnx"
+    assert operators(model)["Chain"] == 1
+    assert operators(model)["MatMul"] == operators(model)["MultiHeadAttention"] == 0
+    # Split weights have the bytes of float32, others half.
+    least, most = (0.95, 1.05) if split else (0.45, 0.6)
+    assert least < size["bfloat16"] / size["float32"] < most
+    encoder = open_tower(wide, provider.session(model, resolved()))
+    for feeds in feeds_of(wide):
+        found, expected = encoder._run(feeds), states(portable, feeds)
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert 1e-5 < error < 2e-3  # of keys and values in 8 bits of mantissa
+
+
+@needs_kernels
+def test_weights_that_16_bits_do_not_hold_stay_whole(wide: Path) -> None:
+    model, portable = lowered(wide, tower="bfloat16"), wide / "vision.onnx"
+    assert operators(model)["Chain"] == 1
+    encoder = open_tower(wide, get_provider("cpu").session(model, resolved()))
+    for feeds in feeds_of(wide):
+        found, expected = encoder._run(feeds), states(portable, feeds)
+        error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert 1e-5 < error < 2e-3
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "family",
+    ["smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "internvl", "llava", "glm_ocr"],
+)
+def test_bfloat16_reads_every_family(family: str, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    carryall.export(write_vlm(tmp_path / "checkpoint", family), package)
+    model = lowered(package, tower="bfloat16")
+    assert operators(model)["MultiHeadAttention"] == operators(model)["Attention"] == 0
+    encoder = open_tower(package, get_provider("cpu").session(model, resolved()))
+    for feeds in feeds_of(package):
+        found, expected = encoder._run(feeds), states(package / "vision.onnx", feeds)
+        assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.05
+
+
 @needs_kernels
 def test_groups_that_are_not_made_of_windows_are_refused(tmp_path: Path) -> None:
     carryall.export(write_vlm(tmp_path / "checkpoint", "qwen2_5_vl"), tmp_path / "package")
@@ -160,9 +231,10 @@ def test_the_option_reaches_the_tower_of_a_model(wide: Path) -> None:
     assert 1e-3 < np.linalg.norm(rounded - exact) / np.linalg.norm(exact) < 0.02
 
 
-def test_int8_without_kernels_is_refused(wide: Path) -> None:
-    with pytest.raises(UsageError, match="tower=int8 needs carryall's kernels"):
-        LLM(wide, provider="cpu", provider_options={"tower": "int8", "kernels": "onnxruntime"})
+@pytest.mark.parametrize("form", ["int8", "bfloat16"])
+def test_forms_of_carryall_without_kernels_are_refused(form: str, wide: Path) -> None:
+    with pytest.raises(UsageError, match=f"tower={form} needs carryall's kernels"):
+        LLM(wide, provider="cpu", provider_options={"tower": form, "kernels": "onnxruntime"})
 
 
 def test_a_run_with_units_of_different_shapes_is_refused(wide: Path) -> None:
