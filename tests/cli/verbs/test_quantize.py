@@ -188,7 +188,7 @@ def test_the_default_widens_sensitive_weights_and_the_kinds_that_lose_most(
     out, text = tmp_path / "out", tmp_path / "text.txt"
     text.write_text(CALIBRATION_TEXT.read_text()[20000:30000])
     known = {str(value.name) for value in sensitive_weights(Package.open(tiny_package).load().graph)}
-    result = run("quantize", tiny_package, out, "--calibration", text, "--promote", 0.4)
+    result = run("quantize", tiny_package, out, "--calibration", text, "--promote", 0.25)
     assert result.exit_code == 0, result.output
     package = Package.open(out)
     assert package.record.quantization is not None
