@@ -140,8 +140,9 @@ def promote(
     levels = _climb(options, bits=(1 + share) * narrow - fixed)
     chosen = {kind: steps[levels[kind]] for kind, steps in options.items()}
     weights = sum(runner.sizes.values()) + sum(runner.float_sizes.values())
+    measured = {name: runner.wide(name) for kind in options if levels[kind] for name in members[kind]}
     return FormatPlan(
-        known | {name: runner.wide(name) for kind in options if levels[kind] for name in members[kind]},
+        {**known, **measured},
         (fixed + sum(choice.bits for choice in chosen.values())) / weights,
         sum(choice.divergence for choice in chosen.values()),
     )
