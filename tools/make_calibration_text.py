@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Write the included calibration text: short excerpts of many files of CPython's library (PSF licence).
+"""Write the included calibration text: samples of many kinds, and excerpts of CPython (PSF licence).
 
-Excerpts of many files cover a model's activations better than a few long files. Excerpts that share a line
-of more than 20 characters with a held-out text are skipped.
+Each sample of ``tools/calibration/samples.txt`` (prose, documents, chats, calls of tools, code, tables, ten
+languages) is followed by a short excerpt of CPython, so that the first 8,192 tokens hold all of them; the
+other excerpts come behind. Excerpts of many files cover a model's activations better than a few long files.
+Excerpts that share a line of more than 20 characters with a held-out text are skipped.
 """
 
 import argparse
@@ -11,8 +13,11 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+SAMPLES = Path(__file__).resolve().parent / "calibration" / "samples.txt"
+SEPARATOR = "\n%%\n"
 DEMO = Path(__file__).resolve().parent.parent / "exporter" / "demo"
 EXCERPT = 1600  # characters, about one window of tokens
+SHORT = 400  # characters of an excerpt between two samples
 SHARES = {"library": 0.7, "tests": 0.15, "prose": 0.15}
 MIN_COPY = 20  # longer lines that also occur in a held-out text count as copies
 
@@ -64,8 +69,11 @@ def main() -> None:
         for piece in rng.sample(pieces[share], min(len(pieces[share]), int(part * args.characters / EXCERPT)))
     ]
     rng.shuffle(chosen)
-    args.out.write_text("\n\n".join(chosen), encoding="utf-8", newline="")
-    print(f"{args.out}: {len(chosen)} excerpts, {args.out.stat().st_size} bytes")
+    samples = [sample.strip() for sample in SAMPLES.read_text("utf-8").split(SEPARATOR)]
+    between = [piece[:SHORT].rpartition("\n")[0] for piece in chosen[: len(samples)]]
+    mixed = [text for pair in zip(samples, between, strict=True) for text in pair]
+    args.out.write_text("\n\n".join(mixed + chosen[len(samples) :]), encoding="utf-8", newline="")
+    print(f"{args.out}: {len(samples)} samples, {len(chosen)} excerpts, {args.out.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

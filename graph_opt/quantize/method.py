@@ -12,7 +12,7 @@ from ..passes.base import GraphPass
 
 if TYPE_CHECKING:
     from .algorithms.blockwise import BlockFormat, Floats, Quantizer
-    from .formats.weight_only import WeightFormats
+    from .formats.weight_only import Promote, WeightFormats
     from .recipe import QuantizationRecipe
     from .search.budget import FormatPlan
     from .search.calibrated import QuantizedLayers
@@ -40,10 +40,16 @@ class Measurements(Protocol):
         """Mix int4, int8 and float weights for a budget of ``bits`` per weight, or of ``max_kl`` nats."""
 
     def promoted(self, forms: WeightFormats, share: float) -> FormatPlan:
-        """Choose 8 bits for the most sensitive kinds of layers within ``share`` of additional bits."""
+        """Choose 8 bits for ``sensitive_weights``, then for the kinds of layers that lose most on the text.
 
-    def layers(self, algorithm: str, forms: WeightFormats) -> QuantizedLayers:
-        """Quantize the weights layer by layer with an algorithm that needs calibration."""
+        The additional bits are at most ``share``.
+        """
+
+    def layers(self, algorithm: str, forms: WeightFormats, promote: Promote | None = None) -> QuantizedLayers:
+        """Quantize the weights layer by layer with an algorithm that needs calibration.
+
+        The weights that ``promote`` selects get 8 bits.
+        """
 
     def smoothing(self, *, norms: bool = True) -> dict[str, Floats]:
         """Return the SmoothQuant divisors of channels by value, with or without those of norms' outputs."""

@@ -37,20 +37,20 @@ class QuantizationRecipe(Checked):
             symmetric; others asymmetric]
         algorithm: rounding algorithm. rtn: round to nearest. kquant, hqq: with fitted ranges. awq,
             gptq: minimise the error of products on a calibration text; they take minutes. [default:
-            int4, int8 awq+gptq; int4-fast kquant; int8-fast rtn]
+            int4 gptq; int8 awq+gptq; int4-fast kquant; int8-fast rtn]
         rotate: With int4, int8: rotate the residual stream, which makes channels equally large, so
             that rounding activations to int8 loses less. The float results do not change. [default:
-            int4, int8 yes; others no]
+            int8 yes; others no]
         embedding: format of the embedding and of a tied head. [default: int8]
-        promote: With int4: additional bytes, as a share, to store the kinds of layers whose rounding
-            costs most, measured on the text, in 8 bits. [default: int4 0.12; int4-fast takes keys,
-            values and a quarter of the feed-forward outputs without a text, and none with 0]
+        promote: With int4: additional bytes, as a share, to store layers in 8 bits: keys, values and
+            outlying feed-forward layers, then the kinds of layers whose rounding costs most, measured
+            on the text. [default: int4 0.12; int4-fast the former without a text; none with 0]
         budget: With int4, int8: mean bits per weight including scales, such as 4.5bits. The most
             sensitive layers get more bits.
         max_kl: With int4, int8: find the smallest mix of int4, int8 and float layers whose KL
             divergence from the float model is at most this, in nats.
         smooth: move large activation channels into the weights (SmoothQuant); with int4, int8 only
-            inside of gated MLPs. [default: int4, int8 yes; others no]
+            inside of gated MLPs. [default: int8 yes; others no]
         max_error: With int8-dynamic, int8-static: layers whose relative error is above this, such as
             0.05, keep float activations.
         calibrator: With int8-static: the method that selects the ranges of activations. [default:
@@ -58,7 +58,7 @@ class QuantizationRecipe(Checked):
         kv: store the KV cache in 8 bits with calibrated scales: int8 per channel, int8-tensor per
             tensor.
         calibration: text file, or .jsonl file of prompts, for calibration. [default: a built-in text]
-        calibration_tokens: number of tokens of the text to use. [default: 8192; awq and gptq 16384]
+        calibration_tokens: number of tokens of the text to use. [default: 8192]
 
     Raises:
         UsageError: a setting is out of range, has no effect, or contradicts another.

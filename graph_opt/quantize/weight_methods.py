@@ -40,7 +40,7 @@ class WeightOnlyMethod(Method):
     """Weight-only quantization to ``bits`` bits; the other fields are defaults of the recipe's settings.
 
     ``outliers`` is the default of both ``rotate`` and ``smooth``. With ``mixed``, and unless the recipe asks
-    for a mix of its own, the weights of ``sensitive_weights`` get 8 bits.
+    for a mix of its own, the weights of ``sensitive_weights`` get 8 bits without a measurement.
     """
 
     name: str
@@ -92,13 +92,13 @@ class WeightOnlyMethod(Method):
         if plan is not None:
             forms = dataclasses.replace(forms, overrides={**forms.overrides, **plan.overrides})
             record["mixed"] = plan.record()
-        mixed = self._mixes(recipe)
-        if mixed:
-            record["mixed"] = {"int8": "keys, values and outlying feed-forward outputs"}
+        promote = sensitive_weights if self._mixes(recipe) else None
+        if promote is not None:
+            record["mixed"] = {"int8": "keys, values and outlying feed-forward layers"}
         calibrated = None
         if algorithm in CALIBRATED:
-            layers = self.measurements(measured).layers(algorithm, forms)
-            calibrated = layers.result
+            layers = self.measurements(measured).layers(algorithm, forms, promote)
+            forms, calibrated, promote = layers.forms, layers.result, None  # those that were calibrated
             before += [SmoothQuantPass(layers.factors)] if layers.factors else []
         quantizer = WeightOnlyQuantizationPass(
             forms.form,
@@ -107,7 +107,7 @@ class WeightOnlyMethod(Method):
             float_embedding=forms.float_embedding,
             quantizer=_quantizer(algorithm if algorithm in UNCALIBRATED else "rtn", measured),
             calibrated=calibrated,
-            promote=sensitive_weights if mixed else None,
+            promote=promote,
         )
         return [*before, quantizer], record
 
@@ -123,13 +123,9 @@ class WeightOnlyMethod(Method):
         return self.promote if recipe.promote is None else recipe.promote
 
     def _mixes(self, recipe: QuantizationRecipe) -> bool:
-        """Return whether the most sensitive weights get 8 bits without a measurement.
-
-        Algorithms that read a text round every layer to the formats that its measurements were made for.
-        """
+        """Return whether the most sensitive weights get 8 bits without a measurement."""
         asked = (recipe.promote, recipe.budget, recipe.max_kl)
-        calibrated = (recipe.algorithm or self.algorithm) in CALIBRATED
-        return self.mixed and not calibrated and all(setting is None for setting in asked)
+        return self.mixed and all(setting is None for setting in asked)
 
     def _plan(
         self, recipe: QuantizationRecipe, forms: WeightFormats, measured: Measurements | None
@@ -162,8 +158,7 @@ INT4 = WeightOnlyMethod(
     summary="4-bit weights rounded on a calibration text, the most sensitive layers in 8 bits",
     bits=4,
     symmetric=False,
-    algorithm="awq+gptq",
-    outliers=True,
+    algorithm="gptq",
     promote=0.12,
     settings=_SETTINGS | {"promote"},
 )

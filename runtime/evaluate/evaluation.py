@@ -113,32 +113,36 @@ def predict(
     stride: int,
     reference: Runner | None = None,
     stored: Forward | None = None,
+    beginning: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Prediction:
     """Score a text.
 
     Args:
         runner: the model; its slot 0 is used.
-        tokens: [n], the tokens of the text.
-        window: tokens of a window.
+        tokens: [n], the tokens of the text, without ``beginning``.
+        window: tokens of a window, with ``beginning``.
         stride: distance between the starts of two windows, less than ``window``.
         reference: the model to compare with.
         stored: runs the model as it is stored.
+        beginning: tokens that precede every window, as the model expects before a text.
         progress: called after every window.
 
     Raises:
         UsageError: the text is too short, the windows are out of range, or the vocabularies differ.
         ProviderRuntimeError: the run failed, or its logits are NaN or infinite.
     """
-    _check(runner, tokens, window, stride, reference)
+    ahead = np.array(beginning, np.int64)
+    _check(runner, tokens, window, stride, reference, max(1, len(ahead)))
     sums, as_stored = _Sums(), _Sums()
     others = {"reference": reference, "stored": stored}
     runners: dict[str, Forward] = {
         "run": runner,
         **{name: one for name, one in others.items() if one is not None},
     }
-    for begin, first, end in _windows(len(tokens), window, stride):
-        _score_window(runners, tokens[begin:end], first - begin, sums, as_stored)
+    for begin, first, end in _windows(len(tokens), window - len(ahead), stride, int(not len(ahead))):
+        part = np.concatenate([ahead, tokens[begin:end]])
+        _score_window(runners, part, first - begin + len(ahead), sums, as_stored)
         if progress is not None:
             progress(end, len(tokens), "")
     compared = reference is not None
@@ -185,28 +189,39 @@ def compare_greedy(
 
 
 def greedy_agreement(
-    runners: Sequence[Runner], tokens: Tokens, prompts: int, new_tokens: int
+    runners: Sequence[Runner],
+    tokens: Tokens,
+    prompts: int,
+    new_tokens: int,
+    beginning: Sequence[int] = (),
 ) -> GreedyAgreement | None:
-    """Compare greedy outputs on prompts spread evenly over a text; None without a second model."""
+    """Compare greedy outputs on prompts spread evenly over a text; None without a second model.
+
+    Every prompt begins with ``beginning``.
+    """
     if len(runners) < 2 or not prompts:
         return None
     longest = min(runner.info.context_length for runner in runners)
     new_tokens = min(new_tokens, longest - 1)
-    size = min(_PROMPT_TOKENS, longest - new_tokens, len(tokens))
+    ahead = np.array(beginning, np.int64)
+    size = min(_PROMPT_TOKENS, longest - new_tokens - len(ahead), len(tokens))
     places = np.linspace(0, len(tokens) - size, prompts).astype(int)
-    return compare_greedy(
-        runners[0], runners[1], [tokens[place : place + size] for place in places], new_tokens
-    )
+    texts = [np.concatenate([ahead, tokens[place : place + size]]) for place in places]
+    return compare_greedy(runners[0], runners[1], texts, new_tokens)
 
 
-def _check(runner: Runner, tokens: Tokens, window: int, stride: int, reference: Runner | None) -> None:
+def _check(
+    runner: Runner, tokens: Tokens, window: int, stride: int, reference: Runner | None, unscored: int
+) -> None:
     if len(tokens) < MIN_TOKENS:
         raise UsageError(f"the text has {len(tokens)} tokens; at least {MIN_TOKENS} are needed")
     longest = min(one.info.context_length for one in (runner, reference) if one is not None)
-    if not 2 <= window <= longest:
-        raise UsageError(f"the window is {window} tokens long; it must be 2 to {longest}, the context length")
-    if not 1 <= stride < window:
-        raise UsageError(f"the stride is {stride}; it must be 1 to {window - 1}, less than the window")
+    if not unscored < window <= longest:
+        raise UsageError(
+            f"the window is {window} tokens long; it must be {unscored + 1} to {longest}, the context length"
+        )
+    if not 1 <= stride <= window - unscored:
+        raise UsageError(f"the stride is {stride}; it must be 1 to {window - unscored}, less than the window")
     if reference is not None and reference.info.vocab_size != runner.info.vocab_size:
         raise UsageError(
             f"the models have {runner.info.vocab_size} and {reference.info.vocab_size} tokens; "
@@ -214,9 +229,9 @@ def _check(runner: Runner, tokens: Tokens, window: int, stride: int, reference: 
         )
 
 
-def _windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (begin, first scored, end) of windows that score every token but the first once."""
-    begin, scored = 0, 1
+def _windows(count: int, window: int, stride: int, scored: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (begin, first scored, end) of windows that score every token from ``scored`` on once."""
+    begin = 0
     while scored < count:
         end = min(begin + window, count)
         yield begin, scored, end

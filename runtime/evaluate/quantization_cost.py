@@ -124,7 +124,7 @@ def _layer_errors(
 def _fidelity(
     runners: list[Runner], source: str, measured: FloatModel, progress: Progress | None
 ) -> dict[str, Any]:
-    text, tokens = _text(source, measured)
+    text, tokens, beginning = _text(source, measured)
     context = min(runner.info.context_length for runner in runners)
     window = min(_WINDOW, context)
     prediction = predict(
@@ -133,9 +133,10 @@ def _fidelity(
         window=window,
         stride=max(1, window // 2),
         reference=runners[1],
+        beginning=beginning,
         progress=phase(progress, "evaluate"),
     )
-    greedy = greedy_agreement(runners, tokens, _PROMPTS, min(_CONTINUATION, context // 2))
+    greedy = greedy_agreement(runners, tokens, _PROMPTS, min(_CONTINUATION, context // 2), beginning)
     facts = {"text": text, **asdict(prediction), "greedy": None if greedy is None else asdict(greedy)}
     facts["perplexity_ratio"] = prediction.perplexity / (
         prediction.reference_perplexity or prediction.perplexity
@@ -143,13 +144,17 @@ def _fidelity(
     return facts
 
 
-def _text(source: str, measured: FloatModel) -> tuple[str, Tokens]:
-    """Return the name of the evaluation text and its tokens: the held-out text, if the model has one."""
+def _text(source: str, measured: FloatModel) -> tuple[str, Tokens, list[int]]:
+    """Return the evaluation text's name, its tokens, and those that precede a text.
+
+    It is the held-out text, if the model has one.
+    """
     folder = side_folder(locate_model(source))
-    held_out = folder / HELD_OUT
+    held_out, tokenizer = folder / HELD_OUT, Tokenizer(folder)
     if not held_out.is_file():
-        return "the end of the calibration text", measured.unread(_TOKENS)
-    return HELD_OUT, np.array(Tokenizer(folder).encode(read_text(held_out))[:_TOKENS], np.int64)
+        return "the end of the calibration text", measured.unread(_TOKENS), tokenizer.beginning
+    tokens = tokenizer.encode(read_text(held_out), add_special_tokens=False)[:_TOKENS]
+    return HELD_OUT, np.array(tokens, np.int64), tokenizer.beginning
 
 
 def _speed(runners: list[Runner]) -> dict[str, Any]:

@@ -31,6 +31,9 @@ def calibration_windows(
 ) -> list[Tokens]:
     """Return the tokens of a calibration text in windows [n], at most 512 tokens each.
 
+    Each window begins as a text does, for example with the token that begins a sequence: models that were
+    trained with it, such as Gemma 3, have other activations and predictions without.
+
     Args:
         tokenizer: the tokenizer of the model.
         path: plain text; or, if it ends in .jsonl, one sample per line: a string, or an object with ``text``
@@ -42,12 +45,14 @@ def calibration_windows(
         UsageError: the file is empty or not text, or a line has another format.
     """
     source = path or CALIBRATION_TEXT
-    window = min(WINDOW, context_length)
+    beginning = tokenizer.beginning
+    window = max(1, min(WINDOW, context_length) - len(beginning))
     windows: list[Tokens] = []
     count = 0
     for sample in _samples(source):
-        tokens = np.array(tokenizer.encode(sample)[: max_tokens - count], np.int64)
-        windows += [tokens[start : start + window] for start in range(0, len(tokens), window)]
+        tokens = tokenizer.encode(sample, add_special_tokens=False)[: max_tokens - count]
+        parts = [beginning + tokens[start : start + window] for start in range(0, len(tokens), window)]
+        windows += [np.array(part, np.int64) for part in parts]
         count += len(tokens)
         if count >= max_tokens:
             break

@@ -24,10 +24,11 @@ from ...graph_opt.quantize.algorithms.smooth import largest_activations, smoothi
 from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
-from ...graph_opt.quantize.formats.weight_only import WeightFormats
+from ...graph_opt.quantize.formats.weight_only import Promote, WeightFormats
 from ...graph_opt.quantize.search.budget import FormatPlan, choices, promote, spend_bits, spend_divergence
 from ...graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ...graph_opt.quantize.search.half_range import largest_magnitudes, too_large
+from ...graph_opt.quantize.search.outliers import sensitive_weights
 from ...graph_opt.quantize.search.ranges import input_histograms
 from ...graph_opt.quantize.search.sensitivity import Rounding, float_inputs, product_errors
 from ...graph_opt.quantize.search.weight_inputs import WeightInputs
@@ -38,7 +39,6 @@ from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 
-LAYER_TOKENS = 16384  # AWQ and GPTQ estimate second moments, which needs many more tokens than channels
 _PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # windows, and tokens of each, that measure the sensitivity of weights
 
 
@@ -104,7 +104,8 @@ class FloatModel:
 
     def unread(self, count: int) -> Tokens:
         """Return the last ``count`` tokens of the text; if it is long, no calibration has read them."""
-        return np.concatenate(self._read(sys.maxsize))[-count:]
+        ahead = len(self._tokenizer.beginning)
+        return np.concatenate([window[ahead:] for window in self._read(sys.maxsize)])[-count:]
 
     def after(self, passes: Sequence[GraphPass]) -> Self:
         """Return the measurements of the model after passes that do not change its results."""
@@ -132,16 +133,19 @@ class FloatModel:
         return spend_divergence(found, max_kl or 0.0, runner.divergence)
 
     def promoted(self, forms: WeightFormats, share: float) -> FormatPlan:
-        return promote(self._weight_inputs(forms), share, phase(self._progress, "measure"))
+        first = [str(value.name) for value in sensitive_weights(self._model.graph)]
+        return promote(self._weight_inputs(forms), share, first, phase(self._progress, "measure"))
 
-    def layers(self, algorithm: str, forms: WeightFormats) -> QuantizedLayers:
+    def layers(self, algorithm: str, forms: WeightFormats, promote: Promote | None = None) -> QuantizedLayers:
+        if promote is not None:
+            forms = forms.promoting(promote(self._model.graph))
         folder = self._scratch / "layers"
         folder.mkdir()
         return quantize_layers(
             self._model,
             CALIBRATED[algorithm],
             forms,
-            self._read(self._tokens or LAYER_TOKENS),
+            self._windows,
             folder,
             context_length=self._context_length,
             arithmetic=native_arithmetic(),
@@ -255,15 +259,19 @@ class FloatModel:
     def _windows(self) -> list[Tokens]:
         return self._read(self._tokens or MAX_TOKENS)
 
-    def _read(self, max_tokens: int) -> list[Tokens]:
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
         if not (self._source.folder / TOKENIZER_FILE).is_file():
             raise UsageError(
                 f"{self._source.name} has no {TOKENIZER_FILE}, but this quantization first runs the model on "
                 f"a text: add the file to {self._source.folder}, or use one of the methods int4-fast, "
                 "int8-fast, int8-dynamic and bf16 with default settings, which read no text"
             )
+        return Tokenizer(self._source.folder)
+
+    def _read(self, max_tokens: int) -> list[Tokens]:
         return calibration_windows(
-            Tokenizer(self._source.folder),
+            self._tokenizer,
             self._text,
             context_length=self._context_length,
             max_tokens=max_tokens,

@@ -16,14 +16,14 @@ from ...progress import Progress, phase
 from ...records import dataclass
 from ...reports import Report
 from ...storage.texts import read_text
-from ..evaluate.evaluation import GreedyAgreement, Prediction, Stored, Tokens, greedy_agreement, predict
+from ..evaluate.evaluation import GreedyAgreement, Prediction, Stored, greedy_agreement, predict
 from ..evaluate.held_out import held_out_text
 from ..evaluate.stored_decoder import StoredDecoder
 from ..models.calibration import MOST_TEXT
 from ..models.config import ModelConfig, model_config
 from ..models.loading import LoadedModel, load_model
 from ..models.model_source import resolve_model
-from ..text.tokenizer import TOKENIZER_FILE
+from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from ..types.arguments import checked_arguments
 
 _LONGEST_WINDOW = 1024
@@ -146,7 +146,8 @@ def evaluate(
     content = _content(text, names)
     with contextlib.ExitStack() as stack:
         loaded = [stack.enter_context(_opened(models[0], prompts, progress))]
-        tokens = _tokens(loaded[0], content)[:max_tokens]  # before the reference is loaded
+        tokenizer = _tokenizer(loaded[0])
+        tokens = np.array(tokenizer.encode(content, add_special_tokens=False)[:max_tokens], np.int64)
         loaded += [stack.enter_context(_opened(path, prompts, progress)) for path in models[1:]]
         runners = [path.runner for path in loaded]
         width = window or min(_LONGEST_WINDOW, *(runner.info.context_length for runner in runners))
@@ -157,9 +158,10 @@ def evaluate(
             stride=stride or max(1, width // 2),
             reference=runners[1] if len(runners) > 1 else None,
             stored=_stored_decoder(models[0]) if as_stored else None,
+            beginning=tokenizer.beginning,
             progress=phase(progress, "eval"),
         )
-        greedy = greedy_agreement(runners, tokens, prompts, new_tokens)
+        greedy = greedy_agreement(runners, tokens, prompts, new_tokens, tokenizer.beginning)
     return EvaluationReport(
         model=names[0],
         reference=names[1] if reference is not None else None,
@@ -206,7 +208,7 @@ def _content(text: str | Path | None, models: list[str]) -> str:
     return read_text(path, most=MOST_TEXT)
 
 
-def _tokens(model: LoadedModel, text: str) -> Tokens:
+def _tokenizer(model: LoadedModel) -> Tokenizer:
     if model.tokenizer is None:
         raise UsageError(f"{model.name} has no {TOKENIZER_FILE}: add the file to its folder")
-    return np.array(model.tokenizer.encode(text), np.int64)
+    return model.tokenizer

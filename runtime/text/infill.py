@@ -60,8 +60,7 @@ def infill_tokens(tokenizer: Tokenizer, gap: Infill) -> tuple[list[int], tuple[i
             "this model fills no gaps: its tokenizer has no tokens such as <|fim_prefix|>; send the text "
             "before the gap alone, or use a model for code"
         )
-    prompt = tokenizer.encode("")  # the token that begins a text, if the tokenizer adds one
-    prompt += _files(tokenizer, gap.files)
+    prompt = tokenizer.beginning + _files(tokenizer, gap.files)
     prefix, suffix = ([_id(tokenizer, mark)] for mark in (marks.prefix, marks.suffix))
     prefix += tokenizer.encode(gap.prefix, add_special_tokens=False)
     suffix += tokenizer.encode(gap.suffix, add_special_tokens=False)

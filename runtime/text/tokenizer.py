@@ -166,6 +166,13 @@ class Tokenizer:
         return self._known.encode(text, lambda part: self._encoded(part, add_special_tokens=False), salt)
 
     @cached_property
+    def beginning(self) -> list[int]:
+        """The token ids that the model expects before a text, such as the one that begins a sequence."""
+        plain, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        starts = range(len(whole) - len(plain) + 1)
+        return whole[: next((i for i in starts if whole[i : i + len(plain)] == plain), 0)]
+
+    @cached_property
     def _known(self) -> KnownTexts:
         return KnownTexts(self._tokenizer.get_added_tokens_decoder())
 

@@ -56,6 +56,11 @@ class WeightFormats:
             return None
         return form.fitted(shape_of(value.const_value)[axis])
 
+    def promoting(self, values: Iterable[ir.Value]) -> WeightFormats:
+        """Return the formats with 8 bits for the values that no override names."""
+        wide = {str(value.name): self.form.wide() for value in values}
+        return dataclasses.replace(self, overrides={**wide, **self.overrides})
+
 
 class WeightOnlyQuantizationPass(GraphPass):
     """Quantize the weights of linear layers, of the embedding and of the head, lazily.
@@ -91,8 +96,7 @@ class WeightOnlyQuantizationPass(GraphPass):
     def rewrite(self, graph: ir.Graph) -> None:
         """Quantize every weight that is summed along one axis by all its consumers."""
         if self.promote is not None:
-            wide = {str(value.name): self.forms.form.wide() for value in self.promote(graph)}
-            self.forms = dataclasses.replace(self.forms, overrides={**wide, **self.forms.overrides})
+            self.forms = self.forms.promoting(self.promote(graph))
         for value in list(graph.initializers.values()):
             axis, form = summed_axis(value), self.forms.of(value)
             if axis is not None and form is not None:

@@ -9,7 +9,7 @@ by gain per bit, the usual heuristic for multiple-choice knapsacks.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ....errors import UsageError
@@ -99,8 +99,10 @@ def spend_bits(options: Mapping[str, Sequence[FormatChoice]], budget: float) -> 
     return _plan(options, _climb(options, bits=budget * weights))
 
 
-def promote(runner: WeightInputs, share: float, progress: Progress | None = None) -> FormatPlan:
-    """Choose 8 bits for the kinds of layers whose rounding to 4 bits costs most per additional bit.
+def promote(
+    runner: WeightInputs, share: float, first: Collection[str] = (), progress: Progress | None = None
+) -> FormatPlan:
+    """Choose 8 bits for known weights, then for the kinds of layers that lose most per additional bit.
 
     A kind is all weights whose names differ only in numbers, such as the value projections of all layers. So
     the text is run once per kind, and products that are merged in one layer are merged in all.
@@ -108,12 +110,21 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
     Args:
         runner: measures divergences; weights with more than 4 bits stay as they are.
         share: additional bits, relative to the bits of all weights.
+        first: weights that get 8 bits without a measurement, if all of them fit in the share.
         progress: called after every kind.
     """
     options: dict[str, list[FormatChoice]] = {}
     members: dict[str, list[str]] = {}
+    # The share counts additional bits of all weights, but only those with 4 bits can change: what is fixed
+    # is taken out of the budget.
+    narrow = _total_bits(runner, runner.forms) + _FLOAT_BITS * sum(runner.float_sizes.values())
+    narrowest = {name for name, form in runner.forms.items() if form.bits == _NARROW}
+    known = {name: runner.wide(name) for name in first if name in narrowest}
+    taken = _total_bits(runner, known) - _total_bits(runner, {name: runner.forms[name] for name in known})
+    if taken > share * narrow:
+        known, taken = {}, 0.0
     for name, form in runner.forms.items():
-        if form.bits == _NARROW:
+        if form.bits == _NARROW and name not in known:
             members.setdefault(layer_pattern(name), []).append(name)
     for number, (kind, names) in enumerate(members.items()):
         forms = {name: runner.forms[name] for name in names}
@@ -125,16 +136,13 @@ def promote(runner: WeightInputs, share: float, progress: Progress | None = None
         ]
         if progress is not None:
             progress(number + 1, len(members), kind)
-    # The share counts additional bits of all weights, but only those with 4 bits can change: what is fixed
-    # is added to the base and taken out of the budget.
-    wider = {name: form for name, form in runner.forms.items() if form.bits != _NARROW}
-    fixed = _total_bits(runner, wider) + _FLOAT_BITS * sum(runner.float_sizes.values())
-    narrow = fixed + sum(steps[0].bits for steps in options.values())
+    fixed = narrow + taken - sum(steps[0].bits for steps in options.values())
     levels = _climb(options, bits=(1 + share) * narrow - fixed)
     chosen = {kind: steps[levels[kind]] for kind, steps in options.items()}
     weights = sum(runner.sizes.values()) + sum(runner.float_sizes.values())
+    measured = {name: runner.wide(name) for kind in options if levels[kind] for name in members[kind]}
     return FormatPlan(
-        {name: runner.wide(name) for kind in options if levels[kind] for name in members[kind]},
+        {**known, **measured},
         (fixed + sum(choice.bits for choice in chosen.values())) / weights,
         sum(choice.divergence for choice in chosen.values()),
     )

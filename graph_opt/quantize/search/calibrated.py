@@ -58,10 +58,12 @@ class QuantizedLayers:
     """The results of a calibration.
 
     Attributes:
+        forms: the formats of the weights.
         factors: divisors of activation channels, by value; ``SmoothQuantPass`` must apply them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, forms: WeightFormats, folder: Path) -> None:
+        self.forms = forms
         self.factors: dict[str, Floats] = {}
         self._folder = folder
         self._files: dict[str, Path] = {}
@@ -109,7 +111,7 @@ def quantize_layers(
         GraphError: a weight or an activation is NaN or infinite.
         UsageError: the text is too short.
     """
-    layers, inner = QuantizedLayers(folder), arithmetic or Arithmetic()
+    layers, inner = QuantizedLayers(forms, folder), arithmetic or Arithmetic()
 
     def replace(stage: Stage) -> Mapping[str, Floats]:
         substitutes = _quantize_stage(stage, algorithm, forms, layers, inner)

@@ -93,9 +93,9 @@ METHODS = {
         "--method int4-fast --algorithm rtn --symmetric --embedding int4 --promote 0", "INT4", 4 + 32 / 32
     ),
     "int4-fast": Method("--method int4-fast", "UINT4 INT8", 7),
-    "awq+gptq": Method("--promote 0 --no-rotate --no-smooth", "UINT4", 4 + 36 / 32),
-    "gptq": Method("--method int4-fast --algorithm gptq --block-size 32", "UINT4", 4 + 36 / 32),
-    "awq": Method("--method int4-fast --algorithm awq --block-size 32", "UINT4", 4 + 36 / 32),
+    "awq+gptq": Method("--promote 0 --algorithm awq+gptq", "UINT4", 4 + 36 / 32),
+    "gptq": Method("--promote 0", "UINT4", 4 + 36 / 32),
+    "awq": Method("--method int4-fast --algorithm awq --promote 0", "UINT4", 4 + 36 / 32),
     "int8": Method("--method int8-fast", "INT8", 8 + 32 / 32),
     "int8-dynamic": Method("--method int8-dynamic", "INT8", 8.5, "openvino cuda directml tensorrt", 0.05),
     "int8-static": Method("--method int8-static", "INT8", 8.5, "openvino cuda directml", 0.08),

@@ -87,6 +87,21 @@ def test_every_token_is_scored_once_with_the_context_of_its_window(
     assert told[-1][:2] == (count, count)
 
 
+@pytest.mark.parametrize(("window", "stride"), [(64, 32), (16, 14), (8, 6)])
+def test_every_window_begins_as_a_text_does(window: int, stride: int) -> None:
+    """Two tokens precede each window, which then scores its first token, too."""
+    tokens, ahead = np.random.default_rng(1).integers(0, VOCAB, 100), [3, 7]
+    found = predict(Bigram(0), tokens, window=window, stride=stride, beginning=ahead)
+    losses: dict[int, float] = {}
+    for begin in range(0, len(tokens), stride):
+        part = np.array([*ahead, *tokens[begin : begin + window - 2]])
+        scores = log_softmax(Bigram(0).logits(part))
+        for i in range(2, len(part)):
+            losses.setdefault(begin + i - 2, float(-scores[i - 1, part[i]]))
+    assert found.tokens == len(losses) == 100
+    assert found.perplexity == pytest.approx(np.exp(np.mean(list(losses.values()))), rel=1e-6)
+
+
 def test_a_reference_is_compared_position_by_position() -> None:
     tokens = np.random.default_rng(1).integers(0, VOCAB, 60)
     model, reference = Bigram(0, noise=0.5), Bigram(0)
@@ -135,6 +150,14 @@ def test_greedy_agreement_counts_leading_tokens() -> None:
 def test_wrong_use_is_named(count: int, window: int, stride: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         predict(Bigram(0), np.zeros(count, np.int64), window=window, stride=stride)
+
+
+def test_windows_must_hold_a_token_behind_the_beginning() -> None:
+    tokens = np.zeros(20, np.int64)
+    with pytest.raises(UsageError, match="the window is 2 tokens long; it must be 3 to 64"):
+        predict(Bigram(0), tokens, window=2, stride=1, beginning=[1, 2])
+    with pytest.raises(UsageError, match="the stride is 7; it must be 1 to 6"):
+        predict(Bigram(0), tokens, window=8, stride=7, beginning=[1, 2])
 
 
 def test_vocabularies_must_be_the_same() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from text_kit import byte_level
 from tiny_models import write_tokenizer
 
 from carryall.errors import UsageError
@@ -25,6 +26,15 @@ def test_text_is_cut_into_windows_and_at_the_end(tokenizer: Tokenizer, tmp_path:
     path.write_text("x" * 1000)
     windows = calibration_windows(tokenizer, path, context_length=100, max_tokens=250)
     assert [len(window) for window in windows] == [100, 100, 50]
+
+
+def test_every_window_begins_as_a_text_does(tmp_path: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text("x" * 150)
+    tokenizer = byte_level(tmp_path / "llama3")
+    (x,) = tokenizer.encode("x", add_special_tokens=False)
+    windows = calibration_windows(tokenizer, path, context_length=101)
+    assert [window.tolist() for window in windows] == [[256, *[x] * 100], [256, *[x] * 50]]
 
 
 def test_lines_are_samples(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -62,3 +62,8 @@ def test_missing_and_broken_files_are_clear_errors(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{,}")
     with pytest.raises(PackageError, match="not valid JSON"):
         Tokenizer(tmp_path)
+
+
+def test_the_beginning_is_what_precedes_a_text(tmp_path: Path) -> None:
+    assert byte_level(tmp_path / "llama3").beginning == [256]
+    assert word_level(tmp_path / "llama2").beginning == []

@@ -14,7 +14,13 @@ from carryall.errors import UsageError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat
 from carryall.graph_opt.quantize.formats.weight_only import WeightFormats
-from carryall.graph_opt.quantize.search.budget import FormatChoice, choices, spend_bits, spend_divergence
+from carryall.graph_opt.quantize.search.budget import (
+    FormatChoice,
+    choices,
+    promote,
+    spend_bits,
+    spend_divergence,
+)
 from carryall.graph_opt.quantize.search.weight_inputs import WeightInputs
 
 INT4, INT8 = BlockFormat(), BlockFormat(bits=8)
@@ -106,6 +112,31 @@ def test_more_bits_never_diverge_more(runner: WeightInputs) -> None:
     ]
     assert measured == sorted(measured, reverse=True)
     assert [plan.bits for plan in plans[:3]] == pytest.approx([6, 7, 8], abs=0.2)
+
+
+def test_known_weights_get_8_bits_before_the_kinds_that_are_measured(runner: WeightInputs) -> None:
+    known = ["model.layers.0.mlp.down_proj.weight"]
+    wide, plain = BlockFormat(bits=8, block_size=16), BlockFormat(block_size=16)
+    added = 4 * runner.sizes[known[0]]  # bits
+    narrow = sum(5 * size for size in runner.sizes.values()) + 32 * sum(runner.float_sizes.values())
+    alone = promote(runner, 1.001 * added / narrow, known)
+    assert alone.overrides == {known[0]: wide}
+    assert alone.bits == pytest.approx(
+        (narrow + added) / (sum(runner.sizes.values()) + sum(runner.float_sizes.values()))
+    )
+    both = promote(runner, 0.4, known)
+    assert known[0] in both.overrides
+    measured = both.overrides.keys() - {known[0]}
+    assert measured
+    assert measured == {name for name in measured | {known[0]} if name.startswith("model")} - {known[0]}
+    assert runner.divergence(dict.fromkeys(runner.forms, plain) | both.overrides) < runner.divergence(
+        dict.fromkeys(runner.forms, plain) | alone.overrides
+    )
+
+
+def test_known_weights_that_exceed_the_share_are_measured_as_all_others(runner: WeightInputs) -> None:
+    known = list(runner.forms)
+    assert promote(runner, 0.2, known) == promote(runner, 0.2)
 
 
 def test_the_record_names_the_weights_with_more_bits(runner: WeightInputs, tmp_path: Path) -> None:
