@@ -32,7 +32,7 @@ from .family import normalised_config
 from .gguf.file import GGUF_SUFFIX, GgufFile
 from .gguf.tokenizer import gguf_tokenizer
 from .image_processor import SIDE_FILES, ImageProcessor, has_tower, image_processor, tower_module
-from .package import AUDIO_FILE, TEXT_ENCODER_FILE, VISION_FILE, Package, fingerprint
+from .package import AUDIO_FILE, MODEL_FILE, TEXT_ENCODER_FILE, VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
 from .safetensors_files import safetensors_of
@@ -145,8 +145,9 @@ def sight(
         return None
 
     def write(folder: Path) -> None:
+        decoder = folder / MODEL_FILE  # which a folder of what a checkpoint sees with does not have
         for file, model in models.items():
-            save_model(model, folder / file)
+            save_model(model, folder / file, beside=decoder if decoder.is_file() else None)
         processor.write(folder)
         for name in SIDE_FILES:
             if (source / name).is_file():

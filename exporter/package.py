@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 MODEL_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 VISION_FILE = "vision.onnx"  # of a model that sees
-TEXT_ENCODER_FILE = "text_encoder.onnx"  # of one whose encoder reads a text behind a picture
+# Of one whose encoder reads a text behind a picture. Weights that equal the decoder's are in DATA_FILE.
+TEXT_ENCODER_FILE = "text_encoder.onnx"
 AUDIO_FILE = "audio.onnx"  # of a model that hears
 DRAFT_HEAD_FILE = "mtp.onnx"  # of a model with a head that predicts further tokens
 TOKENIZER_FILE = "tokenizer.json"
@@ -36,10 +37,9 @@ COPIED_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-# What a package of a model that sees or hears has beside the others.
+# What a package of a model that sees or hears has beside the others and the text encoder.
 SIGHT_FILES = (
     *(VISION_FILE, f"{VISION_FILE}.data", IMAGE_PROCESSOR_FILE),
-    *(TEXT_ENCODER_FILE, f"{TEXT_ENCODER_FILE}.data"),
     *(AUDIO_FILE, f"{AUDIO_FILE}.data", AUDIO_PROCESSOR_FILE),
     *SIDE_FILES,
 )

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from ..errors import CheckpointError, OutputExistsError
 from ..graph_opt.graph.half_scales import narrowed_scales
+from ..graph_opt.graph.load import load_model
 from ..graph_opt.graph.saving import save_model
 from ..progress import Progress
 from ..storage.manifest import make_manifest
@@ -39,6 +40,7 @@ from .package import (
     HEAD_FILES,
     MODEL_FILE,
     SIGHT_FILES,
+    TEXT_ENCODER_FILE,
     TOKENIZER_FILE,
     Package,
     fingerprint,
@@ -80,6 +82,9 @@ def write_package(
             save_model(model, folder / MODEL_FILE, progress)
         if sight is not None:
             sight(folder)
+        elif _sees(source) and (source / TEXT_ENCODER_FILE).is_file():
+            reader = load_model(source / TEXT_ENCODER_FILE)
+            save_model(reader, folder / TEXT_ENCODER_FILE, beside=folder / MODEL_FILE)
         if head is not None:
             save_model(head, folder / DRAFT_HEAD_FILE)
         kept = [*(SIGHT_FILES if sight is None and _sees(source) else ())]

@@ -124,7 +124,12 @@ class WeightsFile:
 
 
 def save_model(
-    model: ir.Model, path: Path, progress: Progress | None = None, *, weights: WeightsFile | None = None
+    model: ir.Model,
+    path: Path,
+    progress: Progress | None = None,
+    *,
+    weights: WeightsFile | None = None,
+    beside: Path | None = None,
 ) -> None:
     """Write ``model`` to ``path`` and its weights to ``path`` + ``.data``.
 
@@ -136,6 +141,8 @@ def save_model(
         progress: called for every tensor written.
         weights: the file that lazy and stored initializers go to instead. It becomes another name of a
             prepared one if that holds all of them.
+        beside: an ONNX file in the same folder. Initializers that it has in a file too, with equal name,
+            type, shape and content, are not written again.
 
     Raises:
         OSError: a file cannot be written.
@@ -151,7 +158,11 @@ def save_model(
         if progress is not None:
             progress(done, total, tensor.name or "")
 
-    written: dict[int, ir.ExternalTensor] = {}
+    written = {} if beside is None else _written_beside(tensors, beside)
+    for tensor in tensors:
+        if id(tensor) in written:
+            count(tensor)
+    tensors = [tensor for tensor in tensors if id(tensor) not in written]
     if weights is not None:
         shared = [tensor for tensor in tensors if isinstance(tensor, _OF_FILES)]
         tensors = [tensor for tensor in tensors if not isinstance(tensor, _OF_FILES)]
@@ -186,6 +197,25 @@ def _write_tensors(
     if digest is not None:
         remember_sums(file, digest)
     return {id(tensor): each for tensor, each in zip(tensors, external, strict=True)}
+
+
+def _written_beside(tensors: Sequence[ir.TensorProtocol], graph: Path) -> dict[int, ir.ExternalTensor]:
+    """Return those weights of another graph's file that equal one of ``tensors``, by the ``id`` of that."""
+    initializers = read_onnx(graph).graph.initializers
+    equal = dict[int, ir.ExternalTensor]()
+    for tensor in tensors:
+        value = initializers.get(str(tensor.name))
+        known = None if value is None else value.const_value
+        if isinstance(known, ir.ExternalTensor) and _is_equal(known, tensor):
+            equal[id(tensor)] = known
+    return equal
+
+
+def _is_equal(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
+    if a.dtype != b.dtype or shape_of(a) != shape_of(b):
+        return False
+    first, second = (np.ascontiguousarray(each.numpy()).reshape(-1).view(np.uint8) for each in (a, b))
+    return np.array_equal(first, second)
 
 
 def _link(

@@ -13,9 +13,11 @@ from typing import Any, Self
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import ENCODER_STATES
 from ...errors import UsageError
 from ...exporter.config import CONFIG_FILE
 from ...exporter.package import MODEL_FILE
+from ...graph_opt.analysis.decoder_inputs import find_input
 from ...graph_opt.graph.saving import save_model
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
@@ -270,6 +272,11 @@ class FloatModel:
         return Tokenizer(self._source.folder)
 
     def _read(self, max_tokens: int) -> list[Tokens]:
+        if find_input(self._model.graph, ENCODER_STATES) is not None:
+            raise UsageError(
+                f"this quantization first runs the model on a text, and {self._source.name} writes down what "
+                "its encoder hears or sees; choose int8-fast or int4-fast with default settings"
+            )
         return calibration_windows(
             self._tokenizer,
             self._text,

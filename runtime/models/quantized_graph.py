@@ -8,9 +8,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...contract import ENCODER_STATES
-from ...errors import UsageError
-from ...graph_opt.analysis.decoder_inputs import find_input
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.pipeline import run
 from ...graph_opt.pipeline.report import PipelineReport
@@ -64,11 +61,6 @@ def quantize_graph(model: ir.Model, measured: FloatModel, recipe: QuantizationRe
         UsageError: the recipe does not fit the model.
         GraphError: a weight or an activation is NaN or infinite.
     """
-    if recipe.needs_text and find_input(model.graph, ENCODER_STATES) is not None:
-        raise UsageError(
-            f"'{recipe.method}' measures the model on a text, and this one writes down what its encoder "
-            "hears or sees; choose int8-fast or int4-fast"
-        )
     matrices = float_matrices(model)
     passes, record = recipe.passes(measured)
     model, report = run(model, passes)

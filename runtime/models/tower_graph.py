@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...exporter.package import MODEL_FILE
+from ...exporter.package import DATA_FILE, MODEL_FILE, TEXT_ENCODER_FILE
 from ...providers.base import Provider, RunnerConfig
 from ...storage.cache import cache_key, cached_folder, intact_folder
 from ...storage.hashes import content_key
@@ -32,6 +32,8 @@ def tower_graph(model: Path, provider: Provider, config: RunnerConfig, *, quanti
     if form is None:
         return model
     names = sorted(each.name for each in model.parent.iterdir() if each.name.startswith(model.name))
+    if model.name == TEXT_ENCODER_FILE and (model.parent / DATA_FILE).is_file():
+        names.append(DATA_FILE)  # its embedding may be the decoder's
     key = cache_key(tower=content_key(model.parent, names), provider=provider.name, form=form)
     folder = intact_folder("lowered", key)
     if folder is None:

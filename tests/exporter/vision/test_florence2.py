@@ -15,6 +15,7 @@ from florence_golden import GOLDEN, SEED, SIZE, TASKS
 from recorded_pictures import picture
 from tiny_florence import ROWS, TILE, write_florence
 
+import carryall
 from carryall.errors import CheckpointError, UnsupportedModelError
 from carryall.exporter.export import export_package
 from carryall.exporter.image_processor import read_image_processor
@@ -93,6 +94,34 @@ def test_graphs_are_standard_operators_of_opset_23(package: Path) -> None:
     opened_package = Package.open(package)
     assert opened_package.sees
     assert opened_package.record.context_length == 128
+
+
+def weights_of(graph: Path) -> dict[str, tuple[str, int]]:
+    """Return the file and the size of each weight that is in a file."""
+    found = {}
+    for tensor in onnx.load(graph, load_external_data=False).graph.initializer:
+        stored = {entry.key: entry.value for entry in tensor.external_data}
+        if stored:
+            found[tensor.name] = stored["location"], int(stored["length"])
+    return found
+
+
+def test_the_embedding_is_stored_once(package: Path) -> None:
+    decoder, reader = (weights_of(package / file) for file in (MODEL_FILE, TEXT_ENCODER_FILE))
+    (name,) = decoder.keys() & reader.keys()
+    assert name.endswith("shared.weight")
+    assert reader.pop(name) == decoder[name]
+    assert {file for file, _ in reader.values()} == {f"{TEXT_ENCODER_FILE}.data"}
+    held = (package / f"{TEXT_ENCODER_FILE}.data").stat().st_size
+    assert held < decoder[name][1] + sum(size for _, size in reader.values())
+
+
+def test_the_text_encoder_of_a_quantized_package_reads_as_before(package: Path, tmp_path: Path) -> None:
+    out = tmp_path / "quantized"
+    carryall.quantize(package, out, "int8-fast")
+    feeds = {"image_states": np.ones((2, 32), np.float32), "input_ids": np.array([3, 5, 7])}
+    before, after = (opened(folder / TEXT_ENCODER_FILE, "onnxruntime")(feeds) for folder in (package, out))
+    np.testing.assert_array_equal(before["encoder_hidden_states"], after["encoder_hidden_states"])
 
 
 @pytest.mark.parametrize(

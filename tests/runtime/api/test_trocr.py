@@ -80,9 +80,9 @@ def test_the_decoder_may_be_quantized(method: str, case: str, tmp_path: Path) ->
     assert first == np.load(golden_path(case))["tokens"][:, 1].tolist()
 
 
-@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("method", ["int8", "int4", "fp16"])
 def test_methods_that_measure_a_text_are_refused(method: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"'{method}' measures the model on a text.* choose int8-fast"):
+    with pytest.raises(UsageError, match=r"runs the model on a text.*its encoder .*; choose int8-fast"):
         LLM(write_trocr(tmp_path, "vit"), quantize=method)
 
 

@@ -12,18 +12,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from encoder_kit import write_encoder
 from grpc_serving import INFO
 from http_serving import http_serving
 from null_llm import TEMPLATE, null_llm
 from own_environment import python_with
+from PIL import Image
+from tiny_vlms import write_vlm
+from vision_golden import golden_path, picture
 
+from carryall import AsyncLLM
 from carryall.exporter.demo import demo_path
 from carryall.runtime.api.text_encoder import TextEncoder
 from carryall.runtime.service.core.model_entry import ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
 from carryall.runtime.service.core.served_model import ServedModel
+from carryall.runtime.tasks.export import export
+from carryall.runtime.text.tokenizer import Tokenizer
 
 CLIENTS = Path(__file__).resolve().parents[2] / "kits/service/clients"
 # The newest versions; docs/clients.md names those that were last seen to work.
@@ -93,6 +100,38 @@ def test_client(script: str, tmp_path: Path) -> None:
             results = json.loads(out.splitlines()[-1])
             assert len(results) > 3
             assert {name: error for name, error in results.items() if error} == {}
+
+    asyncio.run(scenario())
+
+
+SEEING = {
+    "openai": ("openai", "anthropic"),
+    "anthropic": ("openai", "anthropic"),
+    "ollama": ("ollama",),
+}
+
+
+@pytest.mark.parametrize("client", SEEING)
+def test_a_client_sends_a_picture(client: str, tmp_path: Path) -> None:
+    """The answer is that of transformers to the same pixels."""
+    python, golden = python_with(*SEEING[client]), np.load(golden_path("smolvlm"))
+    package, file = tmp_path / "toy", tmp_path / "picture.png"
+    export(write_vlm(tmp_path / "checkpoint"), package)
+    Image.fromarray(picture()).save(file)
+    answer = Tokenizer(package).decode(golden["tokens"][:12].tolist())
+
+    async def scenario() -> None:
+        llm = AsyncLLM(package, max_slots=2, provider="cpu", kv_cache_dtype="float32")
+        try:
+            models = ModelRepository({"toy": lambda: ServedModel(llm, INFO, {})}, default="toy")
+            async with http_serving(None, models) as served:
+                command = [str(python), str(CLIENTS / "seeing_client.py"), served.url]
+                out = await output_of([*command, str(file), answer, client], tmp_path)
+        finally:
+            llm.shutdown()
+        results = json.loads(out.splitlines()[-1])
+        assert results
+        assert {name: error for name, error in results.items() if error} == {}
 
     asyncio.run(scenario())
 
