@@ -58,9 +58,11 @@ def tokens(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).integers(1, 250, count)
 
 
-def lowered(folder: Path, family: str, form: str, **options: Any) -> tuple[Path, RunnerConfig]:
+def lowered(
+    folder: Path, family: str, form: str, *, context: int = CONTEXT, **options: Any
+) -> tuple[Path, RunnerConfig]:
     """Write a model lowered for CUDA."""
-    config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, options=options)
+    config = RunnerConfig(max_slots=SLOTS, context_length=context, options=options)
     model, _ = pipeline.run(decoder(family, form, folder), CudaProvider().passes(config))
     place = folder / "-".join([family, form, *map(str, options.values())])
     place.mkdir()
@@ -320,6 +322,41 @@ def ahead(folder: Path) -> list[str]:
         found = [" ".join(line.split()[:2]) for line in log]
     run_engine(engine, [])
     engine.close()
+    return found
+
+
+def moves(folder: Path, form: str, kv_cache: str) -> dict[str, Any]:
+    """Write random KV into slots of a paged runner, and read it; return what the calls were."""
+    model, config = lowered(folder, "qwen3", form, context=192, kv_memory="paged", kv_cache=kv_cache)
+    runner, rng = CudaProvider().runner(model, config), np.random.default_rng(1)
+    runner.forward([Row(0, tokens(128), 0)])
+    chunks = [
+        [rng.integers(0, 256, part.shape, np.uint8) for part in runner.read_kv(0, start, 64)]
+        for start in (0, 64)
+    ]
+    for slot in (1, 2):
+        for start, parts in ((0, chunks[slot - 1]), (64, chunks[2 - slot])):
+            runner.write_kv(slot, start, 64, parts)
+    runner.copy_prefix(1, 3, 64)
+    runner.write_kv(3, 64, 64, chunks[0])  # into a copy of the block of slot 1
+    found: dict[str, Any] = {"bytes": sum(part.nbytes for part in chunks[0])}
+    expected = {1: (0, 1), 2: (1, 0), 3: (0, 0)}
+    found["equal"] = all(
+        np.array_equal(part, other)
+        for slot, order in expected.items()
+        for start, number in zip((0, 64), order, strict=True)
+        for part, other in zip(runner.read_kv(slot, start, 64), chunks[number], strict=True)
+    )
+    for name, call in (
+        ("read", lambda: runner.read_kv(1, 64, 64)),
+        ("written", lambda: runner.write_kv(1, 64, 64, chunks[1])),
+    ):
+        place = os.stat(os.environ["CUDA_STUB_LOG"]).st_size
+        call()
+        with open(os.environ["CUDA_STUB_LOG"]) as log:
+            log.seek(place)
+            found[name] = [line.split() for line in log]
+    runner.close()
     return found
 
 
