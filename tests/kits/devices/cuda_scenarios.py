@@ -37,7 +37,7 @@ from carryall.providers.targets import cuda
 from carryall.providers.targets.cuda import CudaProvider, uncapturable
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.tasks.random_model import random_model
-from carryall.runtime.tasks.selftest_models import LARGE, in_form
+from carryall.runtime.tasks.selftest_models import LARGE, in_form, tower
 
 # The environment of the tests also has onnxruntime for the CPU; this process imports onnxruntime-gpu.
 ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
@@ -358,6 +358,18 @@ def moves(folder: Path, form: str, kv_cache: str) -> dict[str, Any]:
             found[name] = [line.split() for line in log]
     runner.close()
     return found
+
+
+def tower_of_a_model_that_sees(folder: Path) -> dict[str, list[str]]:
+    """Open the tower of the self-test; return its operators by execution provider.
+
+    It does not run: MultiHeadAttention in float32 asks for a handle of cuDNN, which the stub lacks.
+    """
+    provider = CudaProvider()
+    lowered_tower, _ = pipeline.run(tower(), provider.tower_passes(RunnerConfig()))
+    save_model(lowered_tower, folder / "model.onnx")
+    placed = placement.placed_nodes(provider.session(folder / "model.onnx", RunnerConfig())) or {}
+    return {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()}
 
 
 def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:

@@ -118,6 +118,15 @@ def test_kv_leaves_blocks_of_the_device_and_comes_back(form: str, kv_cache: str,
     assert outcome.illegal() == []
 
 
+def test_a_tower_lies_on_the_device_without_copies_between_its_nodes() -> None:
+    outcome = cuda_stub.run("tower_of_a_model_that_sees")
+    placed = outcome.result
+    assert set(placed.get("CPUExecutionProvider", [])) <= _SHAPE_OPERATORS
+    assert {"com.microsoft.MultiHeadAttention", "MatMul", "Gather"} <= set(placed[CUDA])
+    assert not any("Memcpy" in name for names in placed.values() for name in names)
+    assert outcome.illegal() == []
+
+
 @pytest.mark.parametrize("form", ["float", "int4"])
 def test_weights_go_from_the_mapped_file_to_the_device_once(form: str) -> None:
     """The host has no second copy of them; a session without weights holds 12 MB."""
