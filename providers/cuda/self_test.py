@@ -18,7 +18,9 @@ _ROWS, _SIZE, _COUNT = 6, 3000, 64
 # Relative errors: the types round once, onnxruntime's operators compute in float.
 _TOLERANCES = {"float": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}
 _INNER, _COLUMNS, _GROUP = 320, 40, 32  # of a product with int4 weights
-_FEW, _MORE = 3, 20  # its rows: computed by onnxruntime's kernel, by carryall's
+# Its rows: without zero points computed by onnxruntime's kernel, by carryall's; with them, by carryall's, by
+# onnxruntime's product of whole weights.
+_PRODUCTS = {"few": (3, False), "more": (20, False), "pointed": (3, True), "many": (150, True)}
 _WIDTHS = {"float": 24, "float16": 25, "bfloat16": 40}  # one of them is no multiple of 16 bytes
 
 
@@ -37,9 +39,13 @@ def self_test(open_session: Callable[[bytes], Any]) -> str | None:
     for name, tolerance in _TOLERANCES.items():
         if not np.allclose(found[name], expected[name], rtol=tolerance, atol=tolerance):
             return f"SiluAndMul in {name} has other results than onnxruntime's operators"
-    for name in ("few", "more"):
+    for name, (_, zeros) in _PRODUCTS.items():
         if not np.allclose(found[name], expected[name], rtol=4e-3, atol=4e-3):
-            return f"MatMulNBits of {len(found[name])} rows has other results than onnxruntime's operator"
+            kind = "with" if zeros else "without"
+            rows = len(found[name])
+            return (
+                f"MatMulNBits {kind} zero points, {rows} rows, has other results than onnxruntime's operator"
+            )
     for name in ("top_logits", "top_token_ids"):
         if not np.array_equal(found[name], expected[name]):
             return f"DrawTokens returns other {name} than onnxruntime's TopK"
@@ -53,14 +59,13 @@ def self_test(open_session: Callable[[bytes], Any]) -> str | None:
 def _graph(*, own: bool) -> bytes:
     """Return the graph with carryall's operators, or with onnxruntime's."""
     gates = "".join(_gate(name, own=own) for name in _WIDTHS)
-    product = (
-        f"{'carryall' if own else 'com.microsoft'}.MatMulNBits"
-        f"<K = {_INNER}, N = {_COLUMNS}, bits = 4, block_size = {_GROUP}>"
-    )
+    products = "".join(_product(name, own=own) for name in _PRODUCTS)
     weights = (
         f"uint8[{_COLUMNS}, {_INNER // _GROUP}, {_GROUP // 2}] weights, "
-        f"float16[{_COLUMNS}, {_INNER // _GROUP}] scales"
+        f"float16[{_COLUMNS}, {_INNER // _GROUP}] scales, uint8[{_COLUMNS}, {_INNER // _GROUP // 2}] zeros"
     )
+    rows = ", ".join(f"float16[{rows}, {_INNER}] x_{name}" for name, (rows, _) in _PRODUCTS.items())
+    results = ", ".join(f"float16[{rows}, {_COLUMNS}] {name}" for name, (rows, _) in _PRODUCTS.items())
     shape, most = f"{_ROWS}, 1, {_SIZE}", 2 * max(_WIDTHS.values())
     constants = ", ".join(
         f"int64[1] width_{name} = {{{2 * width}}}, int64[2] halves_{name} = {{{width}, {width}}}"
@@ -70,12 +75,11 @@ def _graph(*, own: bool) -> bytes:
     model = ir.from_onnx_text(
         f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "carryall": 1]> g
         (float[{_ROWS}, {most}] gates, float[{shape}] x, int64[tokens, 1] {INPUT_IDS},
-         float16[{_FEW}, {_INNER}] rows, float16[{_MORE}, {_INNER}] more_rows, {weights})
+         {rows}, {weights})
         => (float[{shape}] logits, int64[tokens, 1] ids, {outputs},
-            float16[{_FEW}, {_COLUMNS}] few, float16[{_MORE}, {_COLUMNS}] more)
+            {results})
         <int64[1] zero = {{0}}, int64[1] last = {{-1}}, {constants}>
-        {{ logits = Identity(x) ids = Identity({INPUT_IDS}) {gates}
-           few = {product}(rows, weights, scales) more = {product}(more_rows, weights, scales) }}"""
+        {{ logits = Identity(x) ids = Identity({INPUT_IDS}) {gates} {products} }}"""
     )
     TopLogitsPass(_COUNT, MOST_CANDIDATES if own else 0)(model)
     DrawTokensPass()(model)
@@ -97,6 +101,16 @@ def _gate(name: str, *, own: bool) -> str:
     )
 
 
+def _product(name: str, *, own: bool) -> str:
+    zeros = _PRODUCTS[name][1]
+    second = f", whole_{name}" if own and zeros else ""
+    return (
+        f"{name}{second} = {'carryall' if own else 'com.microsoft'}.MatMulNBits"
+        f"<K = {_INNER}, N = {_COLUMNS}, bits = 4, block_size = {_GROUP}>"
+        f"(x_{name}, weights, scales{', zeros' if zeros else ''}) "
+    )
+
+
 def _feeds() -> dict[str, npt.NDArray[Any]]:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (_ROWS, 1, _SIZE)).astype(np.float32)
@@ -115,13 +129,13 @@ def _feeds() -> dict[str, npt.NDArray[Any]]:
         np.float32,
     ).reshape(_ROWS, len(DRAW_COLUMNS))
     halves = {
-        "rows": rng.normal(0, 1, (_FEW, _INNER)),
-        "more_rows": rng.normal(0, 1, (_MORE, _INNER)),
+        **{f"x_{name}": rng.normal(0, 1, (rows, _INNER)) for name, (rows, _) in _PRODUCTS.items()},
         "scales": rng.uniform(0.001, 0.02, (_COLUMNS, _INNER // _GROUP)),
     }
     return {
         **{name: values.astype(np.float16) for name, values in halves.items()},
         "weights": rng.integers(0, 256, (_COLUMNS, _INNER // _GROUP, _GROUP // 2), np.uint8),
+        "zeros": rng.integers(0, 256, (_COLUMNS, _INNER // _GROUP // 2), np.uint8),
         "gates": rng.normal(0, 2, (_ROWS, 2 * max(_WIDTHS.values()))).astype(np.float32),
         "x": logits,
         INPUT_IDS: np.array([[5], [-1]]),

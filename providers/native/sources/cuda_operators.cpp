@@ -4,7 +4,8 @@
 //   DrawTokens  logits float [..., n], draw float [rows, 5] (optional) ->
 //               top_logits float [..., count], top_token_ids int64 [..., count], logsumexp float [...],
 //               drawn_tokens int64 [rows] (if there is an input `draw`)
-//   MatMulNBits  as com.microsoft's, of 4 bits and half without zero points; see cuda_product_operator.cpp
+//   MatMulNBits  as com.microsoft's, of 4 bits and half; with zero points (uint8) it has a second output, memory for the weights as
+//               half [N, K]; see cuda_product_operator.cpp
 //
 // Attributes: DrawTokens: count, integer, at most 256; MatMulNBits: K, N, bits, block_size.
 #include "cuda_operators.h"

@@ -222,6 +222,7 @@ Kernel kernels[] = {
     KERNEL(silu, silu_and_mul_bfloat16), KERNEL(tokens, draw_tokens),
     KERNEL(parts, spread_part),      KERNEL(products, int4_product_32),
     KERNEL(products, int4_product_64), KERNEL(products, int4_product_128),
+    KERNEL(products, int4_product_16), KERNEL(products, int4_weights),
 };
 std::mutex guard;
 long launches = 0;

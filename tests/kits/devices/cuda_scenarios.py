@@ -5,6 +5,7 @@ The last line of the output is JSON.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -12,6 +13,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -373,7 +375,12 @@ def tower_of_a_model_that_sees(folder: Path) -> dict[str, list[str]]:
 
 
 def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:
-    """Decode with onnxruntime's and with carryall's kernels; return those of a replay, by name, for each."""
+    """Decode with onnxruntime's and with carryall's kernels.
+
+    Returns:
+        For each: launches of a step's replay, and carryall's kernels by name of steps and a prompt, and of a
+        3 prompts of 50 tokens.
+    """
     found: dict[str, Any] = {}
     for chosen in ("onnxruntime", "carryall"):
         for memory in ("slots", "paged"):
@@ -383,18 +390,32 @@ def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:
             config = provider.resolve_options(config)
             model, _ = lowered(folder, family, form, **config.options)
             runner = provider.runner(model, config)
-            place = os.stat(os.environ["CUDA_STUB_LOG"]).st_size
-            runner.forward_best([Row(0, tokens(9), 0, best_suffice=True)])
-            for step in range(3):
-                runner.forward_best([Row(0, tokens(1), 9 + step, best_suffice=True)])
-            with open(os.environ["CUDA_STUB_LOG"]) as log:
-                log.seek(place)
-                lines = [line.split() for line in log]
+            with _logged_lines() as lines:
+                runner.forward_best([Row(0, tokens(9), 0, best_suffice=True)])
+                for step in range(3):
+                    runner.forward_best([Row(0, tokens(1), 9 + step, best_suffice=True)])
             replays = [int(words[2]) for words in lines if words[0] == "replay"]
-            own = {words[2] for words in lines if words[0] == "kernel" and words[2].islower()}
-            found[f"{chosen} {memory}"] = [replays[-1], sorted(own)]
+            with _logged_lines() as later:
+                runner.forward([Row(slot, tokens(50), 0) for slot in range(1, SLOTS)])
+            found[f"{chosen} {memory}"] = [replays[-1], _own(lines), _own(later)]
             runner.close()
     return found
+
+
+@contextlib.contextmanager
+def _logged_lines() -> Iterator[list[list[str]]]:
+    """Yield a list that has the words of the log's new lines afterwards."""
+    place = os.stat(os.environ["CUDA_STUB_LOG"]).st_size
+    lines: list[list[str]] = []
+    yield lines
+    with open(os.environ["CUDA_STUB_LOG"]) as log:
+        log.seek(place)
+        lines += [line.split() for line in log]
+
+
+def _own(lines: list[list[str]]) -> list[str]:
+    """Return the names of carryall's kernels among the lines of a log."""
+    return sorted({words[2] for words in lines if words[0] == "kernel" and words[2].islower()})
 
 
 def few_forms(folder: Path) -> list[int]:

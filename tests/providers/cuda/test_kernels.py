@@ -174,14 +174,25 @@ def test_a_barrier_that_some_threads_leave_out_is_an_error(tmp_path: Path) -> No
 
 
 def packed(values: Array) -> Array:
-    """Return two values a byte along the last axis, the first one in the lower half."""
+    """Return two values a byte along the last axis, the first one in the lower half; 0 beside an odd one."""
+    values = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
     both: Array = (values[:, ::2] | values[:, 1::2] << 4).astype(np.uint8)
     return both
+
+
+def dequantized(weights: Array, scales: Array, zeros: Array) -> Array:
+    """Return weights [columns, inner] of blocks with scales and zero points, rounded to half."""
+    group = weights.shape[1] // scales.shape[1]
+    steps = weights - zeros.repeat(group, axis=1)
+    whole: Array = (steps * scales.astype(np.float32).repeat(group, axis=1)).astype(np.float16)
+    return whole
 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "inner", "group", "most"),
     [
+        (1, 24, 256, 32, 16),
+        (16, 17, 96, 32, 16),
         (17, 24, 256, 32, 32),
         (32, 16, 1152, 128, 32),
         (33, 40, 96, 32, 64),
@@ -190,22 +201,43 @@ def packed(values: Array) -> Array:
         (128, 48, 160, 16, 128),
     ],
 )
+@pytest.mark.parametrize("own", [False, True], ids=["symmetric", "zero points"])
 def test_an_int4_product_is_that_of_numpy(
-    emulator: Emulator, rows: int, columns: int, inner: int, group: int, most: int
+    emulator: Emulator, rows: int, columns: int, inner: int, group: int, most: int, own: bool
 ) -> None:
     rng = np.random.default_rng(inner)
     x = rng.normal(0, 1, (rows, inner)).astype(np.float16)
     weights = rng.integers(0, 16, (columns, inner))
     scales = (rng.random((columns, inner // group)) * 0.02 + 0.001).astype(np.float16)
-    exact = ((weights - 8) * scales.astype(np.float32).repeat(group, axis=1)).astype(np.float16)
+    zeros = rng.integers(0, 16, scales.shape) if own else np.full(scales.shape, 8)
+    exact = dequantized(weights, scales, zeros)
     expected = x.astype(np.float64) @ exact.astype(np.float64).T
     y = np.full((rows + 1, columns), np.nan, np.float16)
     sizes = [ctypes.c_int(size) for size in (rows, columns, inner, group)]
-    emulator.launch(f"int4_product_{most}", -(-columns // 16), 256, x, packed(weights), scales, y, *sizes)
+    across = {16: 16, 32: 32, 64: 64, 128: 64}[most]
+    operands = x, packed(weights), scales, packed(zeros) if own else None, y
+    emulator.launch(f"int4_product_{most}", -(-columns // across), 256, *operands, *sizes)
     magnitude = np.abs(x).astype(np.float64) @ np.abs(exact).astype(np.float64).T
     bound = 2**-11 * np.abs(expected) + inner * 2**-23 * magnitude
     assert np.all(np.abs(y[:rows] - expected) <= bound)
     assert np.isnan(y[rows]).all()  # nothing behind the rows
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["symmetric", "zero points"])
+@pytest.mark.parametrize(("columns", "inner", "group"), [(5, 96, 32), (17, 256, 16), (3, 512, 256)])
+def test_int4_weights_are_those_of_numpy(
+    emulator: Emulator, columns: int, inner: int, group: int, own: bool
+) -> None:
+    rng = np.random.default_rng(inner)
+    weights = rng.integers(0, 16, (columns, inner))
+    scales = (rng.random((columns, inner // group)) * 0.02 + 0.001).astype(np.float16)
+    zeros = rng.integers(0, 16, scales.shape) if own else np.full(scales.shape, 8)
+    whole = np.full((columns + 1, inner), np.nan, np.float16)
+    sizes = ctypes.c_longlong(columns), ctypes.c_int(inner), ctypes.c_int(group)
+    operands = packed(weights), scales, packed(zeros) if own else None, whole
+    emulator.launch("int4_weights", 2, 64, *operands, *sizes)
+    np.testing.assert_array_equal(whole[:columns], dequantized(weights, scales, zeros))
+    assert np.isnan(whole[columns]).all()
 
 
 def test_the_part_of_a_rank_lies_among_zeros(emulator: Emulator) -> None:

@@ -16,14 +16,16 @@ INNER, COLUMNS, GROUP = 96, 24, 32
 Array = npt.NDArray[Any]
 
 
-def session(group: int = GROUP, bits: int = 4) -> Any:
+def session(group: int = GROUP, bits: int = 4, *, zeros: bool = False) -> Any:
     """Open a graph of one product, whose weights are inputs too."""
+    points = f", uint8[{COLUMNS}, {(INNER // group + 1) // 2}] zeros" if zeros else ""
     model = ir.from_onnx_text(
         f"""<ir_version: 10, opset_import: ["": 21, "carryall": 1]> g
         (float16[rows, {INNER}] x, uint8[{COLUMNS}, {INNER // group}, {group // 2}] weights,
-         float16[{COLUMNS}, {INNER // group}] scales) => (float16[rows, {COLUMNS}] y)
-        {{ y = carryall.MatMulNBits<K = {INNER}, N = {COLUMNS}, bits = {bits}, block_size = {group}>
-           (x, weights, scales) }}"""
+         float16[{COLUMNS}, {INNER // group}] scales{points}) => (float16[rows, {COLUMNS}] y)
+        {{ y{", whole" * zeros} = carryall.MatMulNBits
+           <K = {INNER}, N = {COLUMNS}, bits = {bits}, block_size = {group}>
+           (x, weights, scales{", zeros" * zeros}) }}"""
     )
     return EmulatedCudaOnCpu()._small_session(0, ir.to_proto(model).SerializeToString())
 
@@ -45,6 +47,31 @@ def test_rows_decide_which_kernel_computes_and_both_agree_with_numpy(rows: int, 
     (y,) = opened.run(None, {"x": x, "weights": weights, "scales": scales})
     assert emulator.launches == before + own
     np.testing.assert_allclose(y.astype(np.float64), x.astype(np.float64) @ exact.T, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("rows", "own"), [(0, 0), (1, 1), (16, 1), (32, 1), (128, 1), (129, 2), (300, 3)])
+def test_with_zero_points_all_rows_are_carryalls(rows: int, own: int) -> None:
+    """CPUs have no product of float16, so many rows are computed in parts here."""
+    rng = np.random.default_rng(rows)
+    groups = INNER // GROUP
+    nibbles = rng.integers(0, 16, (COLUMNS, INNER)).astype(np.uint8)
+    points = rng.integers(0, 16, (COLUMNS, groups + 1)).astype(np.uint8)  # of 3 groups: one is padding
+    scales = (rng.random((COLUMNS, groups)) * 0.02).astype(np.float16)
+    x = rng.normal(0, 1, (rows, INNER)).astype(np.float16)
+    steps = nibbles.astype(np.float64) - points[:, :groups].repeat(GROUP, axis=1)
+    exact = steps * scales.repeat(GROUP, axis=1).astype(np.float64)
+    feeds = {
+        "x": x,
+        "weights": (nibbles[:, ::2] | nibbles[:, 1::2] << 4).reshape(COLUMNS, groups, GROUP // 2),
+        "scales": scales,
+        "zeros": points[:, ::2] | points[:, 1::2] << 4,
+    }
+    opened, emulator = session(zeros=True), EmulatedCudaOnCpu().emulator
+    before = emulator.launches
+    (y,) = opened.run(None, feeds)
+    assert emulator.launches == before + own
+    np.testing.assert_allclose(y.astype(np.float64), x.astype(np.float64) @ exact.T, rtol=4e-3, atol=6e-3)
 
 
 @pytest.mark.long

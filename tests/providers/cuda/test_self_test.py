@@ -14,8 +14,10 @@ from carryall.providers.cuda.self_test import self_test
 WRONG = {
     "float": "SiluAndMul in float",
     "bfloat16": "SiluAndMul in bfloat16",
-    "few": "MatMulNBits of 3 rows",
-    "more": "MatMulNBits of 20 rows",
+    "few": "MatMulNBits without zero points, 3 rows",
+    "more": "MatMulNBits without zero points, 20 rows",
+    "pointed": "MatMulNBits with zero points, 3 rows",
+    "many": "MatMulNBits with zero points, 150 rows",
     "top_token_ids": "DrawTokens returns other top_token_ids",
     "logsumexp": "DrawTokens returns another log-sum-exp",
     "drawn_tokens": "DrawTokens draws other tokens",
@@ -55,7 +57,7 @@ def test_the_kernels_agree_with_onnxruntimes_operators() -> None:
     provider = EmulatedCudaOnCpu()
     before = provider.emulator.launches
     assert self_test(lambda content: provider._small_session(0, content)) is None
-    assert provider.emulator.launches == before + 5  # three types, a product of more rows, and the tokens
+    assert provider.emulator.launches == before + 8  # three types, the tokens; four of three products
 
 
 @pytest.mark.long

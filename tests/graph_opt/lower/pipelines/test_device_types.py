@@ -82,7 +82,7 @@ def test_the_number_of_token_ids_is_stated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("form", "compute", "domain"),
-    [("int4", FP16, "carryall"), ("int4", BF16, MICROSOFT), ("int4-minima", FP16, MICROSOFT)],
+    [("int4", FP16, "carryall"), ("int4", BF16, MICROSOFT), ("int4-minima", FP16, "carryall")],
 )
 def test_int4_products_of_float16_are_carryalls_where_it_has_a_kernel(
     form: str, compute: ir.DataType, domain: str, tmp_path: Path

@@ -31,13 +31,20 @@ def test_a_product_of_float16_without_zero_points(group: int) -> None:
     assert_same(before, graph(product("carryall", group), **weights(group=group)))
 
 
+def test_zero_points_bring_memory_for_whole_weights() -> None:
+    before = graph(product("com.microsoft", inputs="x, w, s, z"), **weights())
+    assert apply(Int4ProductPass(), before) == []
+    after = product("carryall", inputs="x, w, s, z").replace(" y = ", " y, whole = ")
+    assert_same(before, graph(after, **weights()))
+
+
 @pytest.mark.parametrize(
     ("changed", "scale", "reason"),
     [
         ({}, np.float32, "float16 only"),
         ({"bits": 8}, np.float16, "4 bits only"),
         ({"group": 8}, np.float16, "does not read 64 weights in blocks of 8"),
-        ({"inputs": "x, w, s, z"}, np.float16, "no zero points"),
+        ({"inputs": "x, w, s, s"}, np.float16, "zero points in uint8 only"),
         ({"inputs": "x, w, s, , , b"}, np.float16, "no bias"),
     ],
 )
