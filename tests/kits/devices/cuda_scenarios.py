@@ -102,7 +102,7 @@ def forms(folder: Path, family: str, *chosen: str) -> list[dict[str, Any]]:
     found = []
     for entry in chosen:
         form, *pairs = entry.split(",")
-        options = {
+        options: dict[str, Any] = {
             name: json.loads(value) if value in ("true", "false") else value
             for name, value in (pair.split("=") for pair in pairs)
         }
