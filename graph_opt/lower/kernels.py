@@ -74,6 +74,7 @@ class Kernels:
         silu_and_mul: carryall's ``SiluAndMul`` is registered with the session.
         draw_tokens: the most candidates of carryall's ``DrawTokens``; 0 if it is not registered.
         int4_product: carryall's ``MatMulNBits`` is registered with the session.
+        paged_decode: carryall's ``PagedDecode`` is registered with the session.
         dynamic_quantize_matmul: DynamicQuantizeMatMul exists.
         matmul_integer_to_float: MatMulIntegerToFloat exists.
         int8_kv: GroupQueryAttention, and PagedAttention if there is one, support an int8 cache.
@@ -115,6 +116,7 @@ class Kernels:
     silu_and_mul: bool = False
     draw_tokens: int = 0
     int4_product: bool = False
+    paged_decode: bool = False
     dynamic_quantize_matmul: bool = True
     matmul_integer_to_float: bool = True
     int8_kv: bool = True

@@ -42,7 +42,7 @@ def self_test(open_session: Callable[[bytes], Any]) -> str | None:
     for name, (_, zeros) in _PRODUCTS.items():
         if not np.allclose(found[name], expected[name], rtol=4e-3, atol=4e-3):
             kind = "with" if zeros else "without"
-            rows = len(found[name])
+            rows = f"{len(found[name])} rows"
             return (
                 f"MatMulNBits {kind} zero points, {rows} rows, has other results than onnxruntime's operator"
             )

@@ -49,6 +49,7 @@ _SHARED = (
     "ranks_operator",
     "cuda_driver",
     "cuda_operators",
+    "cuda_decode_operator",
     "cuda_product_operator",
     "cuda_ranks_operator",
     "nccl",

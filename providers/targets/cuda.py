@@ -23,6 +23,7 @@ from ...records import dataclass
 from ..base import Runner, RunnerConfig
 from ..cuda.kernels import MOST_CANDIDATES, load_kernels, operators_library
 from ..cuda.nccl import load_nccl
+from ..cuda.paged_self_test import paged_self_test
 from ..cuda.self_test import self_test
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
@@ -177,7 +178,8 @@ class CudaProvider(NvidiaProvider):
         if key not in self._complaints:
             self.enter(index)
             try:
-                self._complaints[key] = self_test(partial(self._small_session, index))
+                opened = partial(self._small_session, index)
+                self._complaints[key] = self_test(opened) or paged_self_test(opened, self.device(index))
             except CarryallError as error:
                 self._complaints[key] = str(error)
         return self._complaints[key]
@@ -208,7 +210,7 @@ class CudaProvider(NvidiaProvider):
         if options["kernels"] != CARRYALL:
             return self.kernels
         return dataclasses.replace(
-            self.kernels, silu_and_mul=True, int4_product=True, draw_tokens=MOST_CANDIDATES
+            self.kernels, silu_and_mul=True, int4_product=True, paged_decode=True, draw_tokens=MOST_CANDIDATES
         )
 
     def extend(self, settings: Any, options: Mapping[str, Any]) -> None:

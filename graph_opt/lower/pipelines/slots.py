@@ -52,6 +52,7 @@ from ..require_dynamic_sequence import RequireDynamicSequencePass
 from ..token_range import TokenRangePass
 from .native_paged import native_paged_passes
 from .ort_paged import ort_paged_passes
+from .paged_decode import PagedDecodePass
 
 _NEWEST = 23  # the portable graph's opset
 
@@ -132,6 +133,8 @@ def slot_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(QuantizedCachePass(scales, FP8 if options.kv_cache == FP8 else INT8))
     if kernels.packed_qkv:
         passes.append(PackedQKVPass())
+    if options.paged and kernels.paged_decode:
+        passes.append(PagedDecodePass())
     passes += _elementwise_passes(kernels)
     passes.append(QuantizedWeightsPass(kernels))
     if kernels.int4_product:

@@ -6,6 +6,7 @@
 //               drawn_tokens int64 [rows] (if there is an input `draw`)
 //   MatMulNBits  as com.microsoft's, of 4 bits and half; with zero points (uint8) it has a second output, memory for the weights as
 //               half [N, K]; see cuda_product_operator.cpp
+//   PagedDecode  as com.microsoft's PagedAttention; see cuda_decode_operator.cpp
 //
 // Attributes: DrawTokens: count, integer, at most 256; MatMulNBits: K, N, bits, block_size.
 #include "cuda_operators.h"
@@ -135,7 +136,8 @@ void cuda_operators(OrtCustomOp* operators) {
   operators[2] = gate<kBfloat16>();
   operators[3] = draw();
   operators[4] = cuda_product();
-  cuda_collectives(operators + 5);
+  cuda_decode(operators + 5);
+  cuda_collectives(operators + 5 + kCudaDecodes);
 }
 
 }  // namespace carryall

@@ -2,6 +2,8 @@
 //
 // It has no graph: types of its inputs are unknown to it, and defaults of attributes are not set.
 #pragma once
+#include <cstring>
+
 #include "ort_kernel.h"
 
 namespace carryall {
@@ -20,7 +22,7 @@ class NestedOperator {
 
   OrtStatus* set(const char* name, int64_t value) { return add(name, &value, kInteger); }
   OrtStatus* set(const char* name, float value) { return add(name, &value, kReal); }
-  OrtStatus* set(const char* name, const char* value) { return add(name, value, kText); }
+  OrtStatus* set(const char* name, const char* value) { return add(name, value, kText, static_cast<int>(strlen(value))); }
 
   // Finds the operator; `types` are those of its type constraints.
   template <int kTypes>
@@ -41,9 +43,9 @@ class NestedOperator {
   static constexpr int kMost = 16;
   enum Kind : int { kInteger = 1, kReal = 3, kText = 5 };  // of OrtOpAttrType
 
-  OrtStatus* add(const char* name, const void* value, Kind kind) {
+  OrtStatus* add(const char* name, const void* value, Kind kind, int length = 1) {
     if (count_ == kMost) return failure(api_, kFail, "an operator has too many attributes");
-    CARRYALL_TRY((call<OrtStatus*, const char*, const void*, int, int, OrtOpAttr**>(api_, kCreateOpAttr, name, value, 1, kind,
+    CARRYALL_TRY((call<OrtStatus*, const char*, const void*, int, int, OrtOpAttr**>(api_, kCreateOpAttr, name, value, length, kind,
                                                                                    attributes_ + count_)));
     count_++;
     return nullptr;

@@ -36,6 +36,7 @@ constexpr uint32_t kApiVersion = 17;
 
 enum Entry : size_t {
   kCreateStatus = 0,
+  kGetErrorMessage = 2,
   kCreateCustomOpDomain = 26,
   kCustomOpDomainAdd = 27,
   kAddCustomOpDomain = 28,

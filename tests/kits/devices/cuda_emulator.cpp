@@ -1,9 +1,9 @@
 // NVIDIA's driver without a device: kernels of carryall, compiled as C++, run on the CPU when they are launched.
 //
 // The threads of a block are contexts of one thread of the system, which change at barriers only, in an order that
-// `emulator_order` chooses; so a result that depends on the order lacks a barrier. Blocks run one after the other.
-// Barriers that not all threads of a block reach are an error. Source: CUDA programming guide, "Thread hierarchy" and
-// "Synchronization functions".
+// `emulator_order` chooses; in random ones, some warps run ahead of others. So a result that depends on the order lacks a
+// barrier. Blocks run one after the other. Barriers that not all threads of a block reach are an error. Source: CUDA
+// programming guide, "Thread hierarchy" and "Synchronization functions".
 #include <ucontext.h>
 
 #include <algorithm>
@@ -100,19 +100,27 @@ bool run_block(unsigned size) {
   for (unsigned i = 0; i < size; i++) turns[i] = i;
   if (order == 1) std::reverse(turns.begin(), turns.end());
   std::mt19937 random(static_cast<unsigned>(order));
+  uint32_t resting = 0;
+  int idle = 0;
   for (;;) {
     if (order > 1) std::shuffle(turns.begin(), turns.end(), random);
     const uint64_t before = progress;
+    if (order > 1 && random() % 16 == 0) resting = random();  // warps that the others run ahead of
     unsigned left = 0;
     for (const unsigned index : turns) {
       if (threads[index].ended) continue;
+      if (resting >> index / kWarp & 1) {
+        left++;
+        continue;
+      }
       running = index;
       threadIdx.x = index;
       swapcontext(&scheduler, &threads[index].context);
       left += !threads[index].ended;
     }
     if (left == 0) return of_block.arrived == 0;
-    if (progress == before) return false;
+    idle = progress == before ? idle + 1 : 0;
+    if (idle > (resting == 0 ? 0 : 1000)) return false;
   }
 }
 
@@ -147,6 +155,7 @@ T __shfl_xor_sync(unsigned, T value, int lane) {
 }
 
 #include "types.cuh"
+#include "float8.cuh"
 
 inline float to_float(Half value) {
   _Float16 half;
@@ -189,6 +198,9 @@ inline void add_product(float (&sums)[4], const unsigned (&a)[4], const unsigned
 namespace products {
 #include "int4_product.cu"
 }
+namespace decoding {
+#include "paged_decode.cu"
+}
 namespace silu {
 #include "silu_and_mul.cu"
 }
@@ -223,6 +235,13 @@ Kernel kernels[] = {
     KERNEL(parts, spread_part),      KERNEL(products, int4_product_32),
     KERNEL(products, int4_product_64), KERNEL(products, int4_product_128),
     KERNEL(products, int4_product_16), KERNEL(products, int4_weights),
+    KERNEL(decoding, paged_decode_half_2), KERNEL(decoding, paged_decode_half_4),
+    KERNEL(decoding, paged_decode_half_int8_2), KERNEL(decoding, paged_decode_half_int8_4),
+    KERNEL(decoding, paged_decode_half_float8_2), KERNEL(decoding, paged_decode_half_float8_4),
+    KERNEL(decoding, paged_decode_bfloat16_2), KERNEL(decoding, paged_decode_bfloat16_4),
+    KERNEL(decoding, paged_decode_bfloat16_int8_2), KERNEL(decoding, paged_decode_bfloat16_int8_4),
+    KERNEL(decoding, paged_decode_bfloat16_float8_2), KERNEL(decoding, paged_decode_bfloat16_float8_4),
+    KERNEL(decoding, paged_join_half), KERNEL(decoding, paged_join_bfloat16),
 };
 std::mutex guard;
 long launches = 0;

@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+import onnx_ir as ir
 import pytest
 from device_stand_ins import PagedCudaOnCpu
+from paged_attention_stand_in import PagedStandInPass
 
 from carryall.providers.cuda.kernels import SOURCES
 from carryall.providers.native.compiler import SOURCES as OPERATORS
@@ -100,7 +103,15 @@ def operators() -> tuple[Emulator, Path]:
     """Return the emulator and the library of the operators over it, loaded, once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="cuda-emulator-"))
     emulator, library = build_emulator(folder), folder / "liboperators.so"
-    names = ("cuda_driver", "cuda_operators", "cuda_product_operator", "cuda_ranks_operator", "nccl", "ranks")
+    names = (
+        "cuda_driver",
+        "cuda_operators",
+        "cuda_product_operator",
+        "cuda_decode_operator",
+        "cuda_ranks_operator",
+        "nccl",
+        "ranks",
+    )
     sources = [_ON_CPU, *(OPERATORS / f"{name}.cpp" for name in names)]
     _compile(library, sources, "-std=c++17", f"-I{OPERATORS}", "-DCARRYALL_CUDA_PROVIDER=nullptr")
     functions = ctypes.CDLL(str(library))
@@ -131,6 +142,13 @@ class EmulatedCudaOnCpu(PagedCudaOnCpu):
 
     def load_kernels(self, index: int) -> None:
         operators()
+
+    def _small_session(self, index: int, content: bytes) -> Any:
+        """Open a graph, in which PagedAttention is decomposed, because it has only a CUDA kernel."""
+        model = ir.serde.deserialize_model(onnx.load_model_from_string(content))
+        if PagedStandInPass()(model).modified:
+            model.graph.opset_imports[""] = 23  # of RotaryEmbedding
+        return super()._small_session(index, ir.to_proto(model).SerializeToString())
 
     def operators_library(self) -> Path:
         return operators()[1]

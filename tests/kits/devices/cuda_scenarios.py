@@ -48,6 +48,7 @@ ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
 cuda.joint_prompts_agree = lambda runner: True  # type: ignore[attr-defined]
 cuda.padded_runs_agree = lambda runner, pad: True  # type: ignore[attr-defined]
 cuda.self_test = lambda open_session: None  # type: ignore[attr-defined]
+cuda.paged_self_test = lambda open_session, device: None  # type: ignore[attr-defined]
 # NVRTC asks the driver for functions that the stub lacks; the stub runs no machine code.
 kernels.Nvrtc = lambda: None  # type: ignore[attr-defined,assignment,misc]
 kernels.kernel_images = lambda compiler, capability: [b"\0"]
@@ -389,8 +390,8 @@ def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:
             config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, options=options)
             config = provider.resolve_options(config)
             model, _ = lowered(folder, family, form, **config.options)
-            runner = provider.runner(model, config)
             with _logged_lines() as lines:
+                runner = provider.runner(model, config)  # captures paged steps
                 runner.forward_best([Row(0, tokens(9), 0, best_suffice=True)])
                 for step in range(3):
                     runner.forward_best([Row(0, tokens(1), 9 + step, best_suffice=True)])

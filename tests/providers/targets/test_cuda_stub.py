@@ -39,8 +39,8 @@ def test_every_form_loads_is_placed_runs_and_is_captured(family: str) -> None:
         operators = {node.split()[0] for node in placed.get("CPUExecutionProvider", [])}
         assert operators <= _SHAPE_OPERATORS, form
         assert not any("Memcpy" in node for nodes in placed.values() for node in nodes), form
-        attention = "PagedAttention" if paged else "GroupQueryAttention"
-        assert any(attention in node for node in placed[CUDA]), form
+        attention = ("PagedAttention", "PagedDecode") if paged else ("GroupQueryAttention",)
+        assert any(name in node for node in placed[CUDA] for name in attention), form
         # Runs of 2, 3 rows padded to 4, and 1: each is captured once, and replayed; so are paged prompts.
         captures = found["driven"] and "cuda_graphs" not in form
         assert found["replays"] >= 3 * captures, form
@@ -104,10 +104,12 @@ def test_own_kernels_are_launched_and_captured_in_place_of_many(form: str) -> No
     print(launches)
     gate, (few, prompt, many) = "silu_and_mul_half", OWN_PRODUCTS[form]
     assert names["carryall slots"] == ["draw_tokens", *few, gate]
-    assert names["carryall paged"] == sorted(["draw_tokens", *few, *prompt, gate])
+    assert names["carryall paged"] == sorted(
+        ["draw_tokens", "paged_decode_half_2", "paged_join_half", *few, *prompt, gate]
+    )
     assert set(many) <= set(later["carryall paged"]) <= {"draw_tokens", *few, *many, gate}
     assert launches["onnxruntime slots"] - launches["carryall slots"] >= 2 * 2 + 6
-    assert launches["onnxruntime paged"] - launches["carryall paged"] >= 2 * 2 + 6 + 25
+    assert launches["onnxruntime paged"] - launches["carryall paged"] >= 2 * 2 + 6 + 25 + 2 * 3
     assert outcome.illegal() == []
 
 
