@@ -96,6 +96,7 @@ class Kernels:
             the cache while positions continue.
         multi_head_attention: MultiHeadAttention is not slower than separate operators, in graphs other than
             decoders.
+        tower_attention: MultiHeadAttention computes the groups of patches of towers.
         opset: the newest standard opset whose operators have kernels.
     """
 
@@ -135,6 +136,7 @@ class Kernels:
     dequantize_blocks: bool = True
     position_inputs: bool = False
     multi_head_attention: bool = False
+    tower_attention: bool = False
     opset: int = 23
 
 
@@ -147,6 +149,7 @@ CPU = Kernels(
     branchwise_norms=True,
     position_inputs=True,
     multi_head_attention=True,
+    tower_attention=True,
 )
 
 # onnxruntime-gpu 1.31, contrib_ops/cuda (the kernel classes of its library were listed):
@@ -161,6 +164,7 @@ CPU = Kernels(
 # quantize_linear.cc: DequantizeLinear to fp32 and fp16, not bf16. No DynamicQuantizeMatMul.
 CUDA = Kernels(
     accuracy_level=0,
+    tower_attention=True,
     fp8_kv=True,
     gather_zero_points=False,
     dynamic_quantize_matmul=False,
@@ -210,6 +214,7 @@ DIRECTML = Kernels(
 # q_norm_weight with packed operands. No MoE. 64-bit integers are indices and shapes only.
 WEBGPU = Kernels(
     accuracy_level=0,
+    tower_attention=True,
     gather_zero_points=False,
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ...contract import IMAGE_STATES
 from ...errors import CarryallError, ProviderRuntimeError
 from ...graph_opt.graph.onnx_files import read_onnx
 from ...graph_opt.graph.saving import save_model
@@ -101,6 +102,22 @@ def logits_of(provider: Provider, make_model: ModelMaker, context: int, options:
     config = RunnerConfig(max_slots=SLOTS, context_length=context, options=dict(options))
     with opened(provider, make_model, config) as (runner, _):
         return drive(runner)
+
+
+def tower_states(
+    provider: Provider,
+    make_tower: ModelMaker,
+    feeds: Mapping[str, npt.NDArray[Any]],
+    options: Mapping[str, Any],
+) -> Logits:
+    """Lower and open a tower; return its rows [n, hidden_size] for pictures."""
+    config = provider.resolve_options(RunnerConfig(options=dict(options)))
+    with scratch_folder() as folder:
+        path = folder / "model.onnx"
+        passes = provider.tower_passes(config) or provider.model_passes()
+        save_model(run(make_tower(), passes)[0], path)
+        states: Logits = provider.session(path, config).run([IMAGE_STATES], dict(feeds))[0]
+        return np.array(states)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ..base import KVEviction
 from ..kv.decoder_graph import DecoderGraph
 from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
 from ..lora import LoraInputs
-from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch
+from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, Span
 from .model import one_line
 
 
@@ -97,10 +97,10 @@ class OpenVinoPagedSession:
             except RuntimeError as error:
                 raise ProviderRuntimeError(f"copying a KV block failed: {one_line(error)}") from error
 
-    def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
+    def read_blocks(self, blocks: GroupBlocks, span: Span) -> list[npt.NDArray[Any]]:
         return [tensor.data[blocks[0]] for tensor in self._caches]
 
-    def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
+    def write_blocks(self, blocks: GroupBlocks, span: Span, parts: Sequence[npt.NDArray[Any]]) -> None:
         for tensor, part in zip(self._caches, parts, strict=True):
             tensor.data[blocks[0]] = part
 

@@ -155,6 +155,11 @@ class DeviceSlots(SlotMemory):
         """Return a run of a binding that is captured; replays need not wait for the device."""
         return CapturedRun(binding, next(self._graph_ids), waits=waits)
 
+    def address(self, name: str, slot: int) -> int:
+        """Return where a slot begins in a cache of a device with addresses."""
+        stride: int = self.length * self._specs[name].bytes_per_token
+        return int(self._caches[name][0].data_ptr()) + slot * stride
+
     def bytes_of(self, size: int) -> Any:
         """Return an ``OrtValue`` of a number of bytes.
 
@@ -233,10 +238,12 @@ class DeviceSlots(SlotMemory):
                 raise ProviderRuntimeError(f"device {self.device.name} runs one slot at a time, not {count}")
             by_value(name, values[first])
             return
-        stride = self.length * spec.bytes_per_token
-        shape = [count, spec.heads, self.length, spec.width]
-        address = values[0].data_ptr() + first * stride
-        by_address(name, self.device.name, self.device.index, element_type(spec.dtype), shape, address)
+        place = (
+            element_type(spec.dtype),
+            [count, spec.heads, self.length, spec.width],
+            self.address(cache, first),
+        )
+        by_address(name, self.device.name, self.device.index, *place)
 
     def _copy_model(self) -> bytes:
         return _copy_model(self._specs, self.length)

@@ -30,7 +30,7 @@ from ..kv.state_memory import StateMemory
 from ..kv_groups import TRIM_STEP, EncoderKV, KVGroup, KVGroups, StateKV, widest, window_groups
 from ..lora import LoraInputs, LoraPlaces
 from ..native.library import stores_pairs
-from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, PagedRunner
+from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, PagedRunner, Span
 from . import ort
 from .paged import paged_feeds
 from .slot_memory import shared_value
@@ -191,10 +191,10 @@ class HostPagedSession:
     def copy_block(self, group: int, source: int, target: int) -> None:
         self._memory.copy_block(group, source, target)
 
-    def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
+    def read_blocks(self, blocks: GroupBlocks, span: Span) -> list[npt.NDArray[Any]]:
         return self._memory.read(blocks)
 
-    def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
+    def write_blocks(self, blocks: GroupBlocks, span: Span, parts: Sequence[npt.NDArray[Any]]) -> None:
         try:
             self._memory.write(blocks, parts)
         except ValueError as error:

@@ -41,7 +41,7 @@ from ...records import dataclass
 from ..base import BestLogits, Draw, KVEviction
 from ..kv.block_pool import FREED
 from ..kv.decoder_graph import DecoderGraph, read_graph
-from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch
+from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, Span
 from . import ort
 from .device_block import DeviceBlock, DeviceStream, Shapes, shapes_of
 from .device_memory import DeviceSlots, run_options
@@ -113,6 +113,7 @@ class OrtPagedSession:
         session: an open ``onnxruntime.InferenceSession`` of a paged graph, on ``stream``.
         graph: its interface.
         memory: its caches; each block is a slot of this memory, and the last one is for padding.
+        block_size: positions of a block.
         stream: the work of the session and of what copies blocks.
         forms: sizes of runs to capture; None captures none.
         rows: maximum rows of a step.
@@ -127,11 +128,12 @@ class OrtPagedSession:
         stream: DeviceStream,
         forms: Forms | None,
         *,
+        block_size: int,
         rows: int,
         most_forms: int = 256,
     ) -> None:
         self.session, self._graph, self._memory, self._stream = session, graph, memory, stream
-        self._pinned, self._side = _Pinned(stream), memory.stream()
+        self._pinned, self._side, self._block_size = _Pinned(stream), memory.stream(), block_size
         capturable = graph.inputs - graph.caches.keys() <= _FIXED
         self._forms, self._pads = forms if capturable else None, True
         self._scratch = memory.slots - 1
@@ -397,11 +399,61 @@ class OrtPagedSession:
     def copy_block(self, group: int, source: int, target: int) -> None:
         self._memory.copy_prefix(source, target, self._memory.length)
 
-    def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
-        raise ProviderRuntimeError("KV on this device cannot be read")
+    @property
+    def layout(self) -> str:
+        """What ``read_blocks`` returns, for ``RunnerInfo.kv_layout``: positions, of any blocks."""
+        caches = self._graph.caches.items()
+        return f"positions: {'; '.join(f'{name} {s.dtype} {s.heads}x{s.width}' for name, s in caches)}"
 
-    def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
-        raise ProviderRuntimeError("KV on this device cannot be written")
+    def read_blocks(self, blocks: GroupBlocks, span: Span) -> list[npt.NDArray[Any]]:
+        """Return [positions, bytes] of each cache: views of memory that the next call uses again."""
+        with self._moves("read"):
+            parts = self._staged(span)
+            for name, part in parts.items():
+                for rows, place in self._pieces(name, blocks[0], span):
+                    self._stream.copy(part[rows].ctypes.data, place, part[rows].nbytes)
+            self._stream.mark()()
+        return list(parts.values())
+
+    def write_blocks(self, blocks: GroupBlocks, span: Span, parts: Sequence[npt.NDArray[Any]]) -> None:
+        with self._moves("written"):
+            staged = self._staged(span)
+            if [(one.shape, one.dtype) for one in parts] != [
+                (one.shape, one.dtype) for one in staged.values()
+            ]:
+                raise ProviderRuntimeError(f"the KV has another layout than {self.layout}")
+            for (name, part), content in zip(staged.items(), parts, strict=True):
+                part[...] = content
+                for rows, place in self._pieces(name, blocks[0], span):
+                    self._stream.copy(place, part[rows].ctypes.data, part[rows].nbytes)
+            self._stream.mark()()
+
+    @contextmanager
+    def _moves(self, what: str) -> Iterator[None]:
+        try:
+            self._memory.enter()
+            yield
+        except ProviderUnavailableError as error:
+            raise ProviderRuntimeError(f"KV could not be {what}: {error}") from error
+
+    def _staged(self, span: Span) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return pinned memory [positions, bytes] for each cache."""
+        widths = {name: spec.bytes_per_token for name, spec in self._graph.caches.items()}
+        host, used = self._pinned.of("kv", span.length * sum(widths.values())), 0
+        parts = {}
+        for name, width in widths.items():
+            parts[name] = host[used : used + span.length * width].reshape(span.length, width)
+            used += parts[name].nbytes
+        return parts
+
+    def _pieces(self, name: str, blocks: Sequence[int], span: Span) -> Iterator[tuple[slice, int]]:
+        """Yield positions of a span that lie side by side in a cache, and the address of the first."""
+        begin, first = 0, span.first
+        for block in blocks:
+            count = min(span.length - begin, self._block_size - first)
+            offset = first * self._graph.caches[name].bytes_per_token
+            yield slice(begin, begin + count), self._memory.address(name, block) + offset
+            begin, first = begin + count, 0
 
     def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
         """See ``PagedSession``. Not supported: the operator rotates keys by their row in the cache."""

@@ -24,6 +24,20 @@ from .replays import Replays
 
 Logits = npt.NDArray[np.float32]
 GroupBlocks = Sequence[Sequence[int]]  # by group of layers, blocks of a slot
+_GRAIN = 64  # positions; see ``start`` of ``Runner.read_kv``
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions in the blocks that hold them.
+
+    Args:
+        first: the first position, counted from the start of the first block.
+        length: their number.
+    """
+
+    first: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +123,13 @@ class PagedSession(Protocol):
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy the content of a block in all caches of a group."""
 
-    def read_blocks(self, blocks: GroupBlocks) -> list[npt.NDArray[Any]]:
-        """Return the content of blocks on the host, one array [blocks, ...] per cache."""
+    def read_blocks(self, blocks: GroupBlocks, span: Span) -> list[npt.NDArray[Any]]:
+        """Return the content of positions in blocks on the host, one array per cache.
 
-    def write_blocks(self, blocks: GroupBlocks, parts: Sequence[npt.NDArray[Any]]) -> None:
+        Sessions whose blocks have at most 64 positions return whole blocks.
+        """
+
+    def write_blocks(self, blocks: GroupBlocks, span: Span, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Write the result of ``read_blocks``."""
 
     def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
@@ -375,16 +392,18 @@ class PagedRunner(Runner):
             raise ProviderRuntimeError(
                 f"slot {slot} holds {held} tokens; positions [{start}, {start + length}) cannot be read"
             )
-        return self._opened().read_blocks(self._blocks(slot, begin, length))
+        return self._opened().read_blocks(self._blocks(slot, begin, length), self._span(begin, length))
 
     def write_kv(self, slot: int, start: int, length: int, parts: Sequence[npt.NDArray[Any]]) -> None:
         """Write KV of positions [start, start + length); see ``Runner``."""
         begin, held = self._row(slot, start), self._tables.lengths[slot]
         if begin is None or begin > held or start + length > self.info.context_length:
             raise ProviderRuntimeError(f"positions [{start}, {start + length}) do not continue slot {slot}")
+        session = self._opened()
         self._tables.truncate(slot, begin)
-        self._tables.reserve([(slot, begin + length)])
-        self._opened().write_blocks(self._blocks(slot, begin, length), parts)
+        for copy in self._tables.reserve([(slot, begin + length)]):
+            session.copy_block(*copy)
+        session.write_blocks(self._blocks(slot, begin, length), self._span(begin, length), parts)
         self._tables.lengths[slot] = begin + length
 
     def read_state(self, slot: int, length: int) -> list[npt.NDArray[Any]]:
@@ -437,9 +456,13 @@ class PagedRunner(Runner):
         return session, rows, rows_in_cache(rows, self._dropped, self._settled)
 
     def _row(self, slot: int, start: int) -> int | None:
-        """Return the cache row of position ``start``; None if it is missing or not the start of a block."""
+        """Return the cache row of position ``start``; None if it is missing or no place to begin at."""
         row = start - int(self._dropped[slot])
-        return None if start < self._settled[slot] or row % self._tables.block_size else row
+        grain = min(_GRAIN, self._tables.block_size)
+        return None if start < self._settled[slot] or row % grain else row
+
+    def _span(self, start: int, length: int) -> Span:
+        return Span(start % self._tables.block_size, length)
 
     def _blocks(self, slot: int, start: int, length: int) -> list[list[int]]:
         size = self._tables.block_size

@@ -298,9 +298,20 @@ class CudaProvider(NvidiaProvider):
         caches = {name: dataclasses.replace(spec, heads=size) for name, spec in graph.caches.items()}
         copier = self._copier(config, stream)
         memory = DeviceSlots(caches, blocks + 1, heads, device=device, session_factory=copier)
+        paged = OrtPagedSession(
+            session,
+            graph,
+            memory,
+            stream,
+            forms,
+            block_size=size,
+            rows=config.max_slots,
+            most_forms=most_forms,
+        )
         info = graph.info(
             config,
             (FullKV(token_bytes),),
+            kv_layout=paged.layout,
             length=length,
             batched_multi_token=True,
             on_device=True,
@@ -308,9 +319,6 @@ class CudaProvider(NvidiaProvider):
             steps_ahead=int(DRAW in graph.inputs),
         )
         loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
-        paged = OrtPagedSession(
-            session, graph, memory, stream, forms, rows=config.max_slots, most_forms=most_forms
-        )
         runner = PagedRunner(
             paged,
             BlockTables(blocks, size, config.max_slots),

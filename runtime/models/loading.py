@@ -107,7 +107,7 @@ def check_budgets(config: EngineConfig, info: RunnerInfo) -> None:
     """
     total = machine.memory()[0]
     budgets = {"swap_bytes": config.swap_bytes}
-    if info.kv_layout:  # KV lies in host memory
+    if info.kv_layout and not info.on_device:  # KV lies in host memory
         budgets["kv_bytes"] = config.kv_bytes or 0
     asked = sum(budgets.values())
     if asked > total:

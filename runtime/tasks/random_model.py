@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ...exporter.config import RawConfig
 from ...exporter.export import model_from
+from ...exporter.image_processor import tower_module
 from ...exporter.weights import Checkpoint
 from ...records import dataclass
 from ...storage.stored_tensor import Array, Packed, StoredTensor
@@ -34,12 +35,28 @@ def random_model(config: RawConfig, seed: int = 0) -> ir.Model:
     return model_from(config, _RandomCheckpoint(config, seed))
 
 
+def random_tower(config: RawConfig, seed: int = 0) -> ir.Model:
+    """Return the portable ``vision.onnx`` of a model that sees, with weights as those of ``random_model``.
+
+    Args:
+        config: the content of a config.json.
+        seed: of the weights.
+
+    Raises:
+        UnsupportedModelError: an option of the configuration is not supported.
+        CheckpointError: the configuration is not valid.
+    """
+    model: ir.Model = tower_module(config).vision_model(config, _RandomCheckpoint(config, seed))
+    return model
+
+
 class _RandomCheckpoint(Checkpoint):
     """Has a random tensor of each name and shape that is asked for."""
 
     def __init__(self, config: RawConfig, seed: int) -> None:
         super().__init__(Path("random weights"), {})
-        self._seed, self._layers = seed, int(config.get("num_hidden_layers") or config["n_layer"])
+        self._seed = seed
+        self._layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         return _RandomTensor(self.source, name, shape, self._seed)

@@ -30,6 +30,7 @@ from ...providers.host.selftest_checks import (
     logits_of,
     memory_figures,
     speed_figures,
+    tower_states,
 )
 from ...records import dataclass
 from ...storage.writing import write_whole
@@ -98,6 +99,7 @@ class _Plan:
         pairs = list(models.cases())
         diagonal = len(models.FAMILIES)
         yield from (("values", " ".join(pair), self._values(*pair)) for pair in pairs[:diagonal])
+        yield "values", "smolvlm tower", self._tower
         for name, value in self._other_values():
             yield "options", f"{name}={value}".lower(), self._values(*_OPTIONS_MODEL, {name: value})
         yield "speed", "float", self._speed("float")
@@ -131,6 +133,12 @@ class _Plan:
 
         return measure
 
+    def _tower(self) -> tuple[bool, Mapping[str, float]]:
+        found = difference(
+            tower_states(self.provider, models.tower, models.pictures(), self.options), _tower_reference()
+        )
+        return found <= _TOLERANCE["float"], {"difference": found, "tolerance": _TOLERANCE["float"]}
+
     def _speed(
         self, form: str, extra: Mapping[str, Any] | None = None
     ) -> Callable[[], tuple[bool, Mapping[str, float]]]:
@@ -156,6 +164,11 @@ def tolerance(family: str, form: str) -> float:
 def _reference(family: str, form: str) -> Logits:
     make = functools.partial(models.decoder, family, form)
     return logits_of(get_provider("cpu"), make, models.CONTEXT, _REFERENCE)
+
+
+@functools.cache
+def _tower_reference() -> Logits:
+    return tower_states(get_provider("cpu"), models.tower, models.pictures(), _REFERENCE)
 
 
 def selftest_provider(

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from ...contract import is_past
+from ...contract import GROUP_ROWS, GROUPS, MERGED_PATCHES, PATCH_POSITIONS, PIXELS, is_past
 from ...graph_opt.graph.edit import nodes_of, static_size
 from ...graph_opt.graph.saving import save_model
 from ...graph_opt.pipeline import pipeline
@@ -19,7 +20,7 @@ from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass
 from ...graph_opt.quantize.formats.static_int8 import StaticQuantizationPass
 from ...graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
 from ...storage.scratch import scratch_folder
-from .random_model import random_model
+from .random_model import random_model, random_tower
 
 CONTEXT = 64  # tokens
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -106,6 +107,21 @@ LARGE: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
+_PATCHES, _PICTURES = 16, 4  # patches of a picture, which see each other
+# Of SmolVLM: patches of 16 x 16 pixels, of which 2 x 2 join into a token.
+TOWER: dict[str, Any] = {
+    "model_type": "smolvlm",
+    "text_config": {"hidden_size": 256},
+    "vision_config": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 64,
+        "patch_size": 16,
+    },
+    "scale_factor": 2,
+}
 _KV_SCALE = 0.08  # invented: both sides of a comparison have the same
 
 
@@ -120,6 +136,25 @@ def cases() -> Iterator[tuple[str, str]]:
 def decoder(family: str, form: str) -> ir.Model:
     """Return a portable decoder of a family in a form, with two layers."""
     return in_form(random_model({"model_type": family, **FAMILIES[family]}), form)
+
+
+def tower() -> ir.Model:
+    """Return the portable tower of a model that sees."""
+    return random_tower(TOWER)
+
+
+def pictures() -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs of ``tower`` for random pictures of 64 x 64 pixels."""
+    count, edge = _PATCHES * _PICTURES, 3 * TOWER["vision_config"]["patch_size"] ** 2
+    rows = np.arange(count)
+    squares = rows.reshape(_PICTURES, 2, 2, 2, 2).swapaxes(2, 3)  # two rows and two columns of a picture
+    return {
+        PIXELS: np.random.default_rng(0).uniform(-1, 1, (count, edge)).astype(np.float32),
+        PATCH_POSITIONS: rows % _PATCHES,
+        GROUPS: rows.reshape(_PICTURES, _PATCHES),
+        GROUP_ROWS: rows,
+        MERGED_PATCHES: squares.reshape(-1, 4),
+    }
 
 
 def in_form(model: ir.Model, form: str) -> ir.Model:

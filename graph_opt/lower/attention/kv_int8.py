@@ -109,7 +109,8 @@ class QuantizedCachePass(GraphPass):
                 node.replace_input_with(place, scale)
                 kind = "PER_CHANNEL" if channels > 1 else "PER_TENSOR"
                 node.attributes.add(ir.AttrString(attribute, kind))
-            node.attributes.add(ir.AttrInt64("kv_cache_bit_width", 8))
+            if node.op_type == "GroupQueryAttention":  # PagedAttention reads it from the cache's type
+                node.attributes.add(ir.AttrInt64("kv_cache_bit_width", 8))
             for value in (*caches, *node.outputs[1:3]):
                 if value is not None:
                     value.type = ir.TensorType(_TYPES[self.kind])

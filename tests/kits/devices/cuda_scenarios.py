@@ -39,7 +39,7 @@ from carryall.providers.targets import cuda
 from carryall.providers.targets.cuda import CudaProvider, uncapturable
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.tasks.random_model import random_model
-from carryall.runtime.tasks.selftest_models import LARGE, in_form
+from carryall.runtime.tasks.selftest_models import LARGE, in_form, tower
 
 # The environment of the tests also has onnxruntime for the CPU; this process imports onnxruntime-gpu.
 ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
@@ -61,9 +61,11 @@ def tokens(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).integers(1, 250, count)
 
 
-def lowered(folder: Path, family: str, form: str, **options: Any) -> tuple[Path, RunnerConfig]:
+def lowered(
+    folder: Path, family: str, form: str, *, context: int = CONTEXT, **options: Any
+) -> tuple[Path, RunnerConfig]:
     """Write a model lowered for CUDA."""
-    config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, options=options)
+    config = RunnerConfig(max_slots=SLOTS, context_length=context, options=options)
     model, _ = pipeline.run(decoder(family, form, folder), CudaProvider().passes(config))
     place = folder / "-".join([family, form, *map(str, options.values())])
     place.mkdir()
@@ -101,7 +103,7 @@ def forms(folder: Path, family: str, *chosen: str) -> list[dict[str, Any]]:
     found = []
     for entry in chosen:
         form, *pairs = entry.split(",")
-        options = {
+        options: dict[str, Any] = {
             name: json.loads(value) if value in ("true", "false") else value
             for name, value in (pair.split("=") for pair in pairs)
         }
@@ -324,6 +326,53 @@ def ahead(folder: Path) -> list[str]:
     run_engine(engine, [])
     engine.close()
     return found
+
+
+def moves(folder: Path, form: str, kv_cache: str) -> dict[str, Any]:
+    """Write random KV into slots of a paged runner, and read it; return what the calls were."""
+    model, config = lowered(folder, "qwen3", form, context=192, kv_memory="paged", kv_cache=kv_cache)
+    runner, rng = CudaProvider().runner(model, config), np.random.default_rng(1)
+    runner.forward([Row(0, tokens(128), 0)])
+    chunks = [
+        [rng.integers(0, 256, part.shape, np.uint8) for part in runner.read_kv(0, start, 64)]
+        for start in (0, 64)
+    ]
+    for slot in (1, 2):
+        for start, parts in ((0, chunks[slot - 1]), (64, chunks[2 - slot])):
+            runner.write_kv(slot, start, 64, parts)
+    runner.copy_prefix(1, 3, 64)
+    runner.write_kv(3, 64, 64, chunks[0])  # into a copy of the block of slot 1
+    found: dict[str, Any] = {"bytes": sum(part.nbytes for part in chunks[0])}
+    expected = {1: (0, 1), 2: (1, 0), 3: (0, 0)}
+    found["equal"] = all(
+        np.array_equal(part, other)
+        for slot, order in expected.items()
+        for start, number in zip((0, 64), order, strict=True)
+        for part, other in zip(runner.read_kv(slot, start, 64), chunks[number], strict=True)
+    )
+    for name, call in (
+        ("read", lambda: runner.read_kv(1, 64, 64)),
+        ("written", lambda: runner.write_kv(1, 64, 64, chunks[1])),
+    ):
+        place = os.stat(os.environ["CUDA_STUB_LOG"]).st_size
+        call()
+        with open(os.environ["CUDA_STUB_LOG"]) as log:
+            log.seek(place)
+            found[name] = [line.split() for line in log]
+    runner.close()
+    return found
+
+
+def tower_of_a_model_that_sees(folder: Path) -> dict[str, list[str]]:
+    """Open the tower of the self-test; return its operators by execution provider.
+
+    It does not run: MultiHeadAttention in float32 asks for a handle of cuDNN, which the stub lacks.
+    """
+    provider = CudaProvider()
+    lowered_tower, _ = pipeline.run(tower(), provider.tower_passes(RunnerConfig()))
+    save_model(lowered_tower, folder / "model.onnx")
+    placed = placement.placed_nodes(provider.session(folder / "model.onnx", RunnerConfig())) or {}
+    return {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()}
 
 
 def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:

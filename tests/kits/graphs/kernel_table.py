@@ -50,6 +50,10 @@ class KernelTable:
         """Return why no kernel fits a node, None if one does."""
         operator = _operator(node)
         schema = schema_of(node, opset)
+        if unknown := node.attributes.keys() - schema.attributes.keys():
+            return f"{operator} has no attributes {sorted(unknown)}"
+        if len(node.inputs) > len(schema.inputs) and not _is_variadic(schema):
+            return f"{operator} has {len(schema.inputs)} inputs, not {len(node.inputs)}"
         bound = bind(node, schema, types)
         versions = [row for row in self.rows[operator] if _version_fits(row[0], row[1], schema.since_version)]
         if not versions:
@@ -122,6 +126,10 @@ def schema_of(node: ir.Node, opset: int) -> Any:
         (one for one in _schemas()[node.domain, node.op_type] if one.since_version <= newest),
         key=lambda one: one.since_version,
     )
+
+
+def _is_variadic(schema: Any) -> bool:
+    return bool(schema.inputs) and schema.inputs[-1].option == type(schema.inputs[-1].option).Variadic
 
 
 def _output_type(node: ir.Node, index: int, schema: Any, bound: Types, types: Mapping[ir.Value, str]) -> str:

@@ -15,6 +15,7 @@ from tiny_models import write_tiny
 
 from carryall.providers.base import KVEviction, Row
 from carryall.providers.kv.kv_blocks import AFFINE_BYTES, BlockLayer
+from carryall.providers.runners.paged_runner import Span
 from carryall.runtime.api.llm import LLM
 
 HEADS, SIZE, WIDTH, BLOCKS = 2, 4, 6, 20
@@ -101,7 +102,7 @@ def test_rows_are_read_as_openvino_writes_them(
             runner: Any = llm.engine.runner
             runner.forward([Row(0, np.arange(20), 0)])
             assert runner.info.evicts_kv
-            keys, *_ = runner.session.read_blocks(runner._tables.of(0))
+            keys, *_ = runner.session.read_blocks(runner._tables.of(0), Span(0, 20))
             found.append(keys[0].copy())
     for head in range(len(found[0])):
         for exact, row in zip(found[0][head, :20], found[1][head, :20], strict=True):

@@ -174,6 +174,8 @@ NBITS = "y = com.microsoft.MatMulNBits<K = 16, N = 4, bits = {}, block_size = {}
         (DIRECTML, NBITS.format(4, 16), "3 inputs, not 4"),
         (DIRECTML, "a = Add(i, i) y = Mod(a, i)", "Mod has no kernel of {'T': 'int64'"),
         (TENSORRT, "y = com.microsoft.QuickGelu(x)", "QuickGelu has no kernel"),
+        (CUDA, "y = com.microsoft.QuickGelu<beta = 1.0>(x)", "QuickGelu has no attributes ['beta']"),
+        (CUDA, "y = com.microsoft.QuickGelu(x, v)", "QuickGelu has 1 inputs, not 2"),
         (TENSORRT, "a = Add(i, i) y = ReduceSum(x, a)", "input 1 is computed"),
     ],
 )

@@ -21,6 +21,8 @@ FORMS = [
     "int4,compute=bf16",
     "float,kv_memory=paged",
     "int4,kv_memory=paged",
+    "int8-kv,kv_memory=paged",
+    "int8-kv-tensor,kv_memory=paged,kv_cache=fp8",
     "float,cuda_graphs=false",
     "float,kv_memory=paged,cuda_graphs=false",
 ]
@@ -108,6 +110,31 @@ def test_own_kernels_are_launched_and_captured_in_place_of_many(form: str) -> No
     assert set(many) <= set(later["carryall paged"]) <= {"draw_tokens", *few, *many, gate}
     assert launches["onnxruntime slots"] - launches["carryall slots"] >= 2 * 2 + 6
     assert launches["onnxruntime paged"] - launches["carryall paged"] >= 2 * 2 + 6 + 25 + 2 * 3
+    assert outcome.illegal() == []
+
+
+@pytest.mark.parametrize(
+    ("form", "kv_cache", "each"), [("float", "float32", 2), ("int8-kv", "int8", 1), ("int8-kv", "fp8", 1)]
+)
+def test_kv_leaves_blocks_of_the_device_and_comes_back(form: str, kv_cache: str, each: int) -> None:
+    """A chunk of 64 positions is one copy for keys and one for values of a layer, and one wait."""
+    outcome = cuda_stub.run("moves", form, kv_cache)
+    found = outcome.result
+    assert found["equal"]
+    for way, direction in (("read", "download"), ("written", "upload")):
+        copies = [int(words[2]) for words in found[way] if words[:2] == ["copy", direction]]
+        assert len(copies) == 2 * 2
+        assert sum(copies) == found["bytes"] == 64 * 4 * 2 * 64 * each  # positions, caches, heads, width
+        assert [words for words in found[way] if words[0] == "wait"] == [["wait", "event"]]
+    assert outcome.illegal() == []
+
+
+def test_a_tower_lies_on_the_device_without_copies_between_its_nodes() -> None:
+    outcome = cuda_stub.run("tower_of_a_model_that_sees")
+    placed = outcome.result
+    assert set(placed.get("CPUExecutionProvider", [])) <= _SHAPE_OPERATORS
+    assert {"com.microsoft.MultiHeadAttention", "MatMul", "Gather"} <= set(placed[CUDA])
+    assert not any("Memcpy" in name for names in placed.values() for name in names)
     assert outcome.illegal() == []
 
 

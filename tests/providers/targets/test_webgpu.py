@@ -26,8 +26,6 @@ from carryall.exporter.demo import demo_path
 from carryall.exporter.package import VISION_FILE
 from carryall.graph_opt.graph.load import load_model as load_graph
 from carryall.graph_opt.graph.saving import save_model
-from carryall.graph_opt.lower.kernels import WEBGPU
-from carryall.graph_opt.lower.pipelines.towers import tower_passes
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import get_provider
 from carryall.providers.base import Row, RunnerConfig
@@ -285,7 +283,7 @@ def test_towers_on_the_device(device: WebGpuProvider, family: str, tmp_path: Pat
     """A lowered tower computes on the adapter what its portable graph says, in groups below 32 patches."""
     carryall.export(write_vlm(tmp_path / "checkpoint", family), tmp_path / "package")
     portable = tmp_path / "package" / VISION_FILE
-    lowered = pipeline.run(load_graph(portable), tower_passes(WEBGPU, int8=False))[0]
+    lowered = pipeline.run(load_graph(portable), device.tower_passes(RunnerConfig()))[0]
     save_model(lowered, tmp_path / "lowered.onnx")
     ours = device.session(tmp_path / "lowered.onnx", RunnerConfig())
     cpu = get_provider("cpu")

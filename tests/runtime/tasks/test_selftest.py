@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_stand_ins import STAND_INS
 
+from carryall.contract import PIXELS
 from carryall.errors import ProviderUnavailableError
 from carryall.providers import get_provider
 from carryall.providers.host import selftest
 from carryall.providers.host.selftest import SelftestReport
-from carryall.providers.host.selftest_checks import Check
+from carryall.providers.host.selftest_checks import Check, checked
 from carryall.runtime.tasks import selftest as tasks
+from carryall.runtime.tasks import selftest_models as models
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +62,8 @@ def test_families_forms_options_and_speed_are_checked(instant: list[str]) -> Non
     report = tasks.selftest_provider("cpu", on_check=told.append)
     assert report.passed
     assert told == instant
-    assert len({name for name in instant if name.startswith("values")}) == 96
+    assert len({name for name in instant if name.startswith("values")}) == 97
+    assert "values: smolvlm tower" in instant
     options = {name for name in instant if name.startswith("options")}
     assert {"options: kv_memory=paged", "options: kernels=onnxruntime", "options: spinning=false"} <= options
     assert {"speed: float", "speed: int4", "speed: int4 spinning=false"} <= set(instant)
@@ -104,6 +108,30 @@ def test_a_real_check_compares_with_the_cpu() -> None:
     assert (area, name, passed) == ("values", "llama float", True)
     assert figures["difference"] < 1e-5
     assert figures["tolerance"] == 0.01
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["cpu", "openvino", "cuda-on-cpu", "webgpu-on-cpu", "tensorrt-on-cpu"])
+def test_a_tower_is_compared_with_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = STAND_INS[name]() if name in STAND_INS else get_provider(name)
+    if provider.available() is not None:
+        pytest.skip(str(provider.available()))
+    measure = tasks._Plan(provider, {})._tower
+    passed, figures = measure()
+    assert passed
+    assert figures["difference"] < 1e-5
+    feeds = models.pictures()
+    feeds[PIXELS] = feeds[PIXELS][::-1].copy()
+    monkeypatch.setattr(models, "pictures", lambda: feeds)
+    passed, figures = measure()
+    assert not passed
+    assert figures["difference"] > 10 * figures["tolerance"]
+
+
+def test_a_tower_is_refused_with_the_reason_where_attention_has_no_kernel() -> None:
+    check = checked("values", "smolvlm tower", tasks._Plan(STAND_INS["directml-on-cpu"](), {})._tower)
+    assert check.status == "refused"
+    assert "opset 21 does not have this operator" in check.detail
 
 
 def test_carryalls_kernels_are_not_compared_with_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
