@@ -47,7 +47,7 @@ class OrtProvider(Provider):
         """Return the passes that lower ``vision.onnx``, in float32; none without a kernel for it."""
         from ...graph_opt.lower.pipelines.towers import tower_passes
 
-        return tower_passes(self.kernels, int8=False) if self.kernels.tower_attention else []
+        return tower_passes(self.kernels, "float32") if self.kernels.tower_attention else []
 
     def tower_form(self, config: RunnerConfig, *, quantized: bool = False) -> str | None:
         """Return the type that ``tower_passes`` compute in; None without passes."""

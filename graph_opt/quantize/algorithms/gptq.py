@@ -2,8 +2,8 @@
 
 E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
 https://arxiv.org/abs/2210.17323. Scales are chosen first, for the least error weighted by the inputs' mean
-squares. Then inputs are processed in order of decreasing importance. Errors of earlier quantized layers are
-compensated (``Inputs.compensated``). Coordinate descent improves the levels, least squares the scales.
+squares. Then inputs are processed in order of decreasing importance. Coordinate descent improves the levels,
+least squares the scales.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def quantize(weight: Floats, form: BlockFormat, inputs: Inputs, arithmetic: Arit
     order, moments = inputs.order, inputs.damped
 
     def solve(columns: slice) -> tuple[Floats, Floats]:  # which are independent of the others
-        target = inputs.compensated(weight[:, columns])
+        target = np.array(weight[:, columns], np.float32, order="C")
         found = arithmetic.starting_scales(target, form, inputs.importance)
         grid = SweepScales(found.scales, found.zero_points, natural[order])
         levels = np.empty_like(target)

@@ -14,26 +14,22 @@ _DIRECT = 64  # rows of a triangular matrix that is inverted as any other
 
 
 class Inputs:
-    """Moments of the inputs y in the quantized model, and of their distance to those in the float model, x.
+    """Moments of the inputs y of products.
 
     Args:
         moments: E[y y^T], [in, in].
-        drift: E[y (x - y)^T], [in, in]; None if x = y.
-        outputs: of all products with these inputs, which decides the order of multiplications.
 
     Attributes:
         importance: mean squares, [in].
     """
 
-    def __init__(self, moments: Floats, drift: Floats | None = None, outputs: int = 0) -> None:
-        self.moments, self.drift, self._outputs = moments, drift, outputs
+    def __init__(self, moments: Floats) -> None:
+        self.moments = moments
         self.importance: Floats = np.diagonal(moments).copy()
 
     def scaled(self, scale: Floats) -> Inputs:
         """Return the moments of inputs that are divided by ``scale``, [in]."""
-        squares: Floats = np.outer(scale, scale).astype(np.float32)
-        drift = None if self.drift is None else self.drift / squares
-        return Inputs(self.moments / squares, drift, self._outputs)
+        return Inputs(self.moments / np.outer(scale, scale).astype(np.float32))
 
     @cached_property
     def damped(self) -> Floats:
@@ -58,30 +54,6 @@ class Inputs:
         reverse = self.order[::-1]
         lower = np.linalg.cholesky(self.damped[np.ix_(reverse, reverse)])
         return np.ascontiguousarray(_inverse_of_lower(lower)[::-1, ::-1], np.float32)
-
-    def compensated(self, weight: Floats) -> Floats:
-        """Return the weight [in, out] whose products with y are nearest to those of ``weight`` with x.
-
-        Y. Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration",
-        https://arxiv.org/abs/2504.02692.
-        """
-        target = np.array(weight, np.float32, order="C")
-        if self.drift is None:
-            return target
-        if self._outputs > len(target):
-            target[self.order] += self._correction @ target
-        else:
-            target[self.order] += self._solved(self.drift @ target)
-        return target
-
-    @cached_property
-    def _correction(self) -> Floats:
-        return self._solved(np.zeros_like(self.moments) if self.drift is None else self.drift)
-
-    def _solved(self, matrix: Floats) -> Floats:
-        """Return H^-1 @ matrix, in the order of the inputs."""
-        result: Floats = self.factor.T @ (self.factor @ matrix[self.order])
-        return result
 
 
 def _inverse_of_lower(matrix: Array) -> Array:

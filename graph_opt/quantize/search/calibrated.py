@@ -137,7 +137,7 @@ def _quantize_stage(
     formed = {value: form for value in stage.weights if (form := forms.of(value)) is not None}
     wanted = {value: form for value, form in formed.items() if form.bits < _PLAIN_BITS or not _is_tied(value)}
     matrices = {value: _matrix(value, stage.floats[str(value.name)]) for value in wanted}
-    inputs = Inputs(stage.moments, stage.drift, sum(matrix.shape[1] for matrix in matrices.values()))
+    inputs = Inputs(stage.moments)
     scale: Floats = np.ones(len(stage.moments), np.float32)
     if algorithm.scales_channels and len(wanted) == len(stage.weights) and awq.can_scale(stage.source):
         narrowest = min(wanted.values(), key=lambda form: form.bits)
@@ -147,8 +147,7 @@ def _quantize_stage(
     substitutes = {}
     for value, form in wanted.items():
         name, tied = str(value.name), _is_tied(value)
-        known = Inputs(inputs.moments) if tied else inputs  # an embedding must keep its values
-        result = algorithm.solve(matrices[value] * scale[:, None], form, known, arithmetic)
+        result = algorithm.solve(matrices[value] * scale[:, None], form, inputs, arithmetic)
         layers.keep(name, result)
         if not tied:
             substitutes[name] = dequantize(result, form) / scale[:, None]

@@ -1,9 +1,8 @@
-"""Layer-by-layer calibration: run a graph on a text in stages, in two versions.
+"""Layer-by-layer calibration: run a graph on a text in stages.
 
-One version has the float weights. The other has the weights quantized so far, so that a layer is calibrated
-on the outputs of quantized layers, as in the sequential order of GPTQ (https://arxiv.org/abs/2210.17323).
-Some windows run in both, the others in the second version only.
-Between two stages only the live values are stored, and only one stage's weights are in memory.
+The weights before a stage are those quantized so far, so that a layer is calibrated on the outputs of
+quantized layers, as in the sequential order of GPTQ (https://arxiv.org/abs/2210.17323). Between two stages
+only the live values are stored, and only one stage's weights are in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ....contract import INPUT_IDS
 from ....errors import GraphError
 from ....progress import Progress
 from ....records import dataclass
@@ -28,7 +26,6 @@ from ..calibration.waiting import Values, Waiting
 
 _MAX_BYTES = 4 << 30  # approximate limit of values stored between two stages
 HELD_BYTES = 128 << 20  # limit of those in memory
-_DRIFT_EVERY = 2  # windows, of which one runs in the float version too: drift needs fewer tokens
 _FIRST_SHARE = 1 / 16  # least weight of a window's first token, relative to the window
 
 
@@ -43,21 +40,18 @@ class Stage:
     Attributes:
         source: the value.
         weights: initializers; [in, out] for a MatMul, [out, in] for a transposed Gemm.
-        moments: E[y y^T] of the value y in the quantized version, [in, in].
-        drift: E[y (x - y)^T] with the float model's value x, [in, in]; None if x = y, or if x and y may be of
-            different tokens, as in experts.
+        moments: E[y y^T] of the value y behind the replaced weights, [in, in].
         floats: the contents of the weights by name.
     """
 
     source: ir.Value
     weights: tuple[ir.Value, ...]
     moments: Floats
-    drift: Floats | None
     floats: Mapping[str, Floats]
 
 
 Replace = Callable[[Stage], Mapping[str, Floats]]
-"""Receives a stage; returns the weights of the quantized version by name."""
+"""Receives a stage; returns the weights to go on with by name."""
 
 
 def calibrate_stages(
@@ -78,7 +72,7 @@ def calibrate_stages(
             GiB are used.
         replace: receives the stages.
         context_length: start positions of the windows are spread over it.
-        substitutes: the embeddings of the quantized version.
+        substitutes: the embeddings to begin with.
         max_bytes: limit of values in memory between two stages; the rest is stored in files.
         progress: called after every stage.
 
@@ -93,18 +87,17 @@ def calibrate_stages(
     fed = [fresh_sequence(shapes, tokens, start) for tokens, start in read]
     replaced, floats = dict(substitutes or {}), _Contents(())
     with scratch_folder() as folder:
-        waiting = Waiting(folder, max_bytes, _DRIFT_EVERY)
+        waiting = Waiting(folder, max_bytes)
         for number, source in enumerate(route.sources):
             sample = waiting.take(0)
-            segment = _Segment(model, route, number, fed[0], sample[0])
+            segment = _Segment(model, route, number, fed[0], sample)
             waiting.put(0, sample)
-            if any(name in replaced for name in segment.weights):
-                waiting.versions = 2
-            moments, drift = _advance(segment, fed, waiting, floats, replaced, str(source.name))
+            matrices = segment.matrices({**floats, **replaced})
+            moments = _advance(segment, fed, waiting, matrices, str(source.name))
             for name in segment.weights:
                 replaced.pop(name, None)
             floats = _Contents(route.weights[source])
-            replaced |= replace(Stage(source, route.weights[source], moments, drift, floats))
+            replaced |= replace(Stage(source, route.weights[source], moments, floats))
             if progress is not None:
                 progress(number + 1, len(route.sources), str(source.name))
 
@@ -216,41 +209,22 @@ class _Segment:
 
 
 def _advance(
-    segment: _Segment,
-    fed: Sequence[Values],
-    waiting: Waiting,
-    floats: Mapping[str, Floats],
-    replaced: Mapping[str, Floats],
-    source: str,
-) -> tuple[Floats, Floats | None]:
-    """Run every window through the segment in its versions; return moments and drift at its end.
+    segment: _Segment, fed: Sequence[Values], waiting: Waiting, matrices: Values, source: str
+) -> Floats:
+    """Run every window through the segment; return the moments of a value at its end.
 
     The moments of an expert that no token was routed to are those of independent inputs of equal size.
     """
-    matrices = [segment.matrices(floats)]
-    if waiting.versions > 1:
-        matrices.append(segment.matrices({**matrices[0], **replaced}))
-    moments, drift = _Mean(), _Mean()
-    same_tokens = len(matrices) > 1
+    moments = _Mean()
     for index, inputs in enumerate(fed):
-        versions = waiting.take(index)
-        results = [
-            segment.run({**inputs, **values}, weights)
-            for values, weights in zip(versions, matrices[-len(versions) :], strict=True)
-        ]
-        y = _rows(results[-1][source])
-        roots = _roots(y)
-        y = y * roots
+        result = segment.run({**inputs, **waiting.take(index)}, matrices)
+        y = _rows(result[source])
+        y = y * _roots(y)
         moments.add(y.T @ y, len(y))  # a product with itself takes half the time
-        if len(results) > 1 and same_tokens:
-            x = _rows(results[0][source])
-            same_tokens = len(x) == len(y) == inputs[INPUT_IDS].size
-            if same_tokens:
-                drift.add(y.T @ (x * roots - y), len(y))
-        waiting.put(index, results)
+        waiting.put(index, result)
     if not moments.count:
-        return np.eye(len(moments.total), dtype=np.float32), None
-    return moments.value(), drift.value() if same_tokens else None
+        return np.eye(len(moments.total), dtype=np.float32)
+    return moments.value()
 
 
 class _Mean:
@@ -312,10 +286,8 @@ def _text_dependent(graph: ir.Graph) -> dict[ir.Value, None]:
 
 
 def _affordable(windows: Sequence[Tokens], route: _Route) -> Sequence[Tokens]:
-    """Return as many windows as fit: two versions of a layer's inputs and of one more value of that size."""
-    left = _MAX_BYTES // (
-        2 * 2 * 4 * max(map(inputs_of, (w for group in route.weights.values() for w in group)))
-    )
+    """Return as many windows as fit: a layer's inputs and one more value of that size."""
+    left = _MAX_BYTES // (2 * 4 * max(map(inputs_of, (w for group in route.weights.values() for w in group))))
     for index, tokens in enumerate(windows):
         left -= len(tokens)
         if left < 0:

@@ -154,7 +154,7 @@ def test_towers_have_kernels_on_cuda_and_webgpu(family: str, tmp_path: Path) -> 
     carryall.export(write_vlm(tmp_path / "checkpoint", family), tmp_path / "package")
     portable = load_model(tmp_path / "package" / VISION_FILE)
     for table, kernels in ((CUDA, kernels_of.CUDA), (WEBGPU, kernels_of.WEBGPU)):
-        lowered = pipeline.run(portable.clone(), tower_passes(kernels, int8=False))[0]
+        lowered = pipeline.run(portable.clone(), tower_passes(kernels, "float32"))[0]
         assert {"MultiHeadAttention"} <= {node.op_type for node in lowered.graph}
         assert misfits(lowered, table, CPU) == []
 

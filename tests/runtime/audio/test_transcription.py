@@ -149,8 +149,8 @@ def test_tokens_equal_transformers(provider: str, options: dict[str, str], check
     with LLM(checkpoint, provider=provider, provider_options=options) as llm:
         for timed, name in ((True, "timed"), (False, "untimed")):
             for number, samples in enumerate(sounds()):
-                wanted = {"language": "en", "timestamps": timed, **ALWAYS}
-                steps, reply, found = llm.requests.hearing.steps(samples, wanted), None, list[int]()
+                asked = {"language": "en", "timestamps": timed, **ALWAYS}
+                steps, reply, found = llm.requests.hearing.steps(samples, asked), None, list[int]()
                 try:
                     while True:
                         step = steps.send(reply)

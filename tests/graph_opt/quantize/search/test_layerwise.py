@@ -65,7 +65,6 @@ def test_stages_get_the_inputs_of_the_whole_model(family: str, tmp_path: Path) -
         if stage.source.producer() is not None and "Reshape" not in str(stage.source.name):
             expected = reference_moments(path, str(stage.source.name))
             np.testing.assert_allclose(stage.moments, expected, rtol=1e-4, atol=1e-5)
-        assert stage.drift is None
     every = [
         value
         for value in model.graph.initializers.values()
@@ -80,19 +79,14 @@ def test_later_stages_use_the_substituted_weights(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     tensor = model.graph.initializers[name].const_value
     assert tensor is not None
-    equal = [WINDOWS[0]] * 3  # drift is of every second window
-    stages = record(model, {name: 0.5 * tensor.numpy().astype(np.float32)}, equal)
-    before = stages["model.layers.0.mlp.gate_proj.weight"]
-    behind = stages["model.layers.0.mlp.down_proj.weight"]
-    assert before.drift is None
-    assert behind.drift is not None
-    np.testing.assert_allclose(behind.drift, behind.moments, rtol=1e-4, atol=1e-6)  # y = x / 2
-    plain = record(model, windows=equal)["model.layers.0.mlp.down_proj.weight"]
-    np.testing.assert_allclose(4 * behind.moments, plain.moments, rtol=1e-4, atol=1e-6)
+    stages, plain = record(model, {name: 0.5 * tensor.numpy().astype(np.float32)}), record(model)
+    before, behind = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.down_proj.weight"
+    np.testing.assert_array_equal(stages[before].moments, plain[before].moments)
+    np.testing.assert_allclose(4 * stages[behind].moments, plain[behind].moments, rtol=1e-4, atol=1e-6)
 
 
 def test_experts_get_the_inputs_of_the_tokens_routed_to_them(tmp_path: Path) -> None:
-    """No drift: other weights route other tokens to an expert. An expert without tokens has equal inputs."""
+    """An expert without tokens has equal inputs."""
     options: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 1, "mlp_only_layers": []}
     model = export_model(write_tiny("qwen3_moe", tmp_path / "checkpoint", **options))
     router = model.graph.initializers["model.layers.1.mlp.gate.weight"]
@@ -106,11 +100,6 @@ def test_experts_get_the_inputs_of_the_tokens_routed_to_them(tmp_path: Path) -> 
         expected = expert_moments(model, tmp_path, str(plain[name].source.name))
         np.testing.assert_allclose(plain[name].moments, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(plain[names[5]].moments, np.eye(32))
-    changed = model.graph.initializers["model.layers.0.self_attn.q_proj.weight"]
-    assert changed.const_value is not None
-    stages = record(model, {str(changed.name): 0.5 * changed.const_value.numpy().astype(np.float32)})
-    assert stages["model.layers.1.mlp.gate.weight"].drift is not None
-    assert all(stages[name].drift is None for name in names)
 
 
 def expert_moments(model: ir.Model, folder: Path, source: str) -> Floats:
