@@ -29,7 +29,8 @@ class Inputs:
 
     def scaled(self, scale: Floats) -> Inputs:
         """Return the moments of inputs that are divided by ``scale``, [in]."""
-        return Inputs(self.moments / np.outer(scale, scale).astype(np.float32))
+        squares: Floats = np.outer(scale, scale).astype(np.float32)
+        return Inputs(self.moments / squares)
 
     @cached_property
     def damped(self) -> Floats:
