@@ -202,8 +202,8 @@ def greedy_agreement(
     if len(runners) < 2 or not prompts:
         return None
     longest = min(runner.info.context_length for runner in runners)
-    new_tokens = min(new_tokens, longest - 1)
     ahead = np.array(beginning, np.int64)
+    new_tokens = min(new_tokens, longest - 1 - len(ahead))
     size = min(_PROMPT_TOKENS, longest - new_tokens - len(ahead), len(tokens))
     places = np.linspace(0, len(tokens) - size, prompts).astype(int)
     texts = [np.concatenate([ahead, tokens[place : place + size]]) for place in places]
