@@ -37,20 +37,13 @@ _TRANSPOSED = [0, 2, 1]
 class RefuseStatesPass(GraphPass):
     """Refuse a graph with recurrent states or an encoder's rows, which are explicit where that is possible.
 
-    Args:
-        encoders: whether an encoder's rows are refused too.
-
     Raises:
         UnsupportedAttentionError: the graph has such inputs.
     """
 
-    def __init__(self, *, encoders: bool = True) -> None:
-        super().__init__()
-        self._encoders = encoders
-
     def rewrite(self, graph: ir.Graph) -> None:
         """Check the inputs."""
-        if self._encoders and find_input(graph, ENCODER_STATES) is not None:
+        if find_input(graph, ENCODER_STATES) is not None:
             raise UnsupportedAttentionError(
                 "the graph attends to rows of an encoder, which these slots and blocks do not hold"
             )
