@@ -1,6 +1,6 @@
 """BitNet b1.58 of 1bitLLM, whose activation is SiLU: files do not state it, and llama.cpp computes no other.
 
-Microsoft's 2B-4T (squared ReLU) has the architecture ``bitnet-b1.58`` of a fork, with tensors of its own types.
+Microsoft's 2B-4T (squared ReLU) has the architecture ``bitnet-b1.58`` of a fork, and tensors of other types.
 """
 
 from __future__ import annotations

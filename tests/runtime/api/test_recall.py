@@ -7,6 +7,7 @@ is a key, and the answer its value.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,24 @@ def test_the_answers_have_the_bits_of_cold_runs(
     # At the second question a state is kept where it parts from the first; all others begin with it.
     assert [hits[i] for i in range(len(hits)) if i % PAIRS >= 2] == [1 + 2 * PAIRS + BETWEEN] * TEXTS * (
         PAIRS - 2
+    )
+
+
+@pytest.mark.long
+def test_preempted_texts_have_the_bits_of_cold_runs(texts: list[tuple[list[int], dict[int, int]]]) -> None:
+    """Four texts of 164 and 150 tokens want more than the memory, which holds states and 400 tokens."""
+    asked = questions(texts)[::PAIRS]
+    params = dataclasses.replace(ANSWER, max_tokens=150)
+    with LLM(MODEL, max_slots=1, prefix_cache=False) as llm:
+        alone = [told(llm.generate([question], params))[0] for question in asked]
+        info = llm.engine.info
+    budget = 4 * info.state_bytes + 400 * info.kv_bytes_per_token
+    with LLM(MODEL, max_slots=4, kv_bytes=budget) as llm:
+        assert told(llm.generate(asked, params)) == alone
+        assert llm.stats().preemptions >= 4
+        llm.engine.check_integrity()
+    assert right(
+        [tokens for tokens, _ in alone], [(text, dict([*values.items()][:1])) for text, values in texts]
     )
 
 
