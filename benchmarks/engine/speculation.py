@@ -1,7 +1,7 @@
 """Compare speculative with plain decoding: two engines take turns on one loaded model.
 
     python benchmarks/engine/speculation.py [--model demo] [--method prompt-lookup] [--batch 1] \\
-        [--rounds 9] [--kind copy] [--acceptance 0.7] [--json]
+        [--rounds 9] [--kind copy] [--prompts 6] [--acceptance 0.7] [--json]
 
 Three kinds of work, each of the same prompts for both engines:
     copy     greedy continuations of repetitive code
@@ -111,6 +111,7 @@ def compare(
     config: EngineConfig,
     rounds: int,
     new_tokens: int,
+    prompts: int,
     clock: Clock,
 ) -> Iterator[Result]:
     """Yield a result for each batch size and kind; the first round is a warm-up and not counted."""
@@ -123,6 +124,7 @@ def compare(
         for kind, work in works(model, new_tokens).items():
             if kind not in kinds:
                 continue
+            work = work[:prompts]
             speeds: dict[str, list[float]] = {name: [] for name in engines}
             texts: dict[str, list[list[int]]] = {}
             for turn in range(rounds + 1):
@@ -172,6 +174,7 @@ def main() -> None:
         "--cpu-time", action="store_true", help="measure CPU seconds of the process instead of wall time"
     )
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=6, help="number of prompts of each kind, at most 6")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     clock = time.process_time if options.cpu_time else time.perf_counter
@@ -194,7 +197,9 @@ def main() -> None:
     print(f"{options.model} on {options.provider}, {options.method}{forced}")
     print("kind    batch  plain tok/s  speculative  ratio (worst..best)  accepted  tokens a step")
     kinds = options.kind or _KINDS
-    for result in compare(model, batches, kinds, config, options.rounds, options.new_tokens, clock):
+    for result in compare(
+        model, batches, kinds, config, options.rounds, options.new_tokens, options.prompts, clock
+    ):
         if options.json:
             print(json.dumps(asdict(result)))
             continue

@@ -35,18 +35,8 @@ def measured(
     capsys: pytest.CaptureFixture[str],
     *options: str,
 ) -> dict[str, Any]:
-    short = [
-        "--kind",
-        "copy",
-        "--rounds",
-        "1",
-        "--new-tokens",
-        "12",
-        "--threads",
-        "1",
-        "--cpu-time",
-        "--json",
-    ]
+    work = ["--kind", "copy", "--rounds", "1", "--prompts", "3", "--new-tokens", "12"]
+    short = [*work, "--threads", "1", "--cpu-time", "--json"]
     monkeypatch.setattr(sys, "argv", ["speculation.py", "--model", str(model), *short, *options])
     script.main()
     lines = capsys.readouterr().out.splitlines()

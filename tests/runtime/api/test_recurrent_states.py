@@ -219,7 +219,7 @@ def test_a_state_restored_from_disk_equals_a_computed_one(
     params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1)
     found, cached = [], []
     for _ in range(2):
-        options = {"provider": provider, "num_threads": 1, "max_slots": 2}
+        options: dict[str, Any] = {"provider": provider, "num_threads": 1, "max_slots": 2}
         with LLM(longer, prefix_cache_dir=str(tmp_path / "kv"), **options) as llm:
             exact = in_blocks(llm)
             (output,) = llm.generate([prompt], params)
