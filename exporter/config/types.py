@@ -6,6 +6,8 @@ import math
 
 from ...records import dataclass
 
+DRAFTED_TOKENS = 65_536  # of a larger vocabulary, whose product would cost most of a draft head
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
@@ -291,6 +293,11 @@ class DecoderConfig:
     def mlp_width(self, layer: int) -> int:
         """Return the intermediate size of ``layer``'s feed-forward layer."""
         return self.mlp_widths[layer] if self.mlp_widths else self.intermediate_size
+
+    @property
+    def drafted_tokens(self) -> int:
+        """From how many tokens, the first ones, a draft head chooses."""
+        return min(self.vocab_size, DRAFTED_TOKENS)
 
     @property
     def q_size(self) -> int:

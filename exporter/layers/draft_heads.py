@@ -17,7 +17,6 @@ from .decoders import embedding, lm_head
 from .elementwise import softcap
 from .projections import linear, selected_linear
 
-FREQUENT_TOKENS = 65_536
 _HEAD = "lm_head"
 
 
@@ -68,7 +67,7 @@ def draft_head(
         embedding_name: the checkpoint's name of the decoder's embedding.
 
     Returns:
-        Logits [batch, sequence, tokens], see ``drafted_tokens``.
+        Logits [batch, sequence, tokens], see ``DecoderConfig.drafted_tokens``.
     """
     size = net.config.hidden_size
     states = net.input(HIDDEN_STATES, ir.DataType.FLOAT, ("batch", "sequence", size))
@@ -84,11 +83,6 @@ def draft_head(
     return _frequent_logits(net, x, embedding_name)
 
 
-def drafted_tokens(vocab_size: int) -> int:
-    """Return from how many tokens of a vocabulary, its first ones, a head chooses."""
-    return min(vocab_size, FREQUENT_TOKENS)
-
-
 def _frequent_logits(net: Decoder, x: ir.Value, embedding_name: str) -> ir.Value:
     """Return the logits of the first tokens of a large vocabulary, whose product would cost most of the head.
 
@@ -96,7 +90,7 @@ def _frequent_logits(net: Decoder, x: ir.Value, embedding_name: str) -> ir.Value
     https://arxiv.org/abs/2502.14856, which counts them in a text). Others are never proposed.
     """
     c = net.config
-    count = drafted_tokens(c.vocab_size)
+    count = c.drafted_tokens
     if count == c.vocab_size:
         return lm_head(net, x, embedding_name=embedding_name)
     tied = c.tie_word_embeddings and not net.checkpoint.differ(f"{embedding_name}.weight", f"{_HEAD}.weight")

@@ -17,9 +17,8 @@ from tiny_models import write_tiny
 
 from carryall.contract import HIDDEN_STATES, is_past
 from carryall.errors import CheckpointError
-from carryall.exporter.config import read_config
+from carryall.exporter.config import read_config, types
 from carryall.exporter.draft_heads import draft_head_model
-from carryall.exporter.layers import draft_heads
 
 
 def head_of(source: Path, **others: Any) -> ir.Model:
@@ -69,7 +68,7 @@ def test_a_head_chooses_from_the_first_tokens_of_a_large_vocabulary(
 ) -> None:
     source = add_head(write_tiny("llama", tmp_path / "checkpoint", tie_word_embeddings=tied))
     whole = in_pieces(head_of(source), TOKENS)
-    monkeypatch.setattr(draft_heads, "FREQUENT_TOKENS", 100)
+    monkeypatch.setattr(types, "DRAFTED_TOKENS", 100)
     model = head_of(source)
     assert model.graph.outputs[0].shape is not None
     assert model.graph.outputs[0].shape[-1] == 100 < whole.shape[-1]

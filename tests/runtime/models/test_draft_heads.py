@@ -11,7 +11,7 @@ from tiny_heads import write_with_head
 
 from carryall import LLM, QuantizationRecipe, SamplingParams, export
 from carryall.errors import PackageError, UsageError
-from carryall.exporter.layers import draft_heads
+from carryall.exporter.config import types
 from carryall.runtime.engine.speculation.draft_head import DraftHead
 from carryall.runtime.types.outputs import RequestOutput
 
@@ -44,7 +44,7 @@ def test_a_head_of_the_frequent_tokens_changes_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(draft_heads, "FREQUENT_TOKENS", 64)
+    monkeypatch.setattr(types, "DRAFTED_TOKENS", 64)
     model = write_with_head("qwen3_5_text-tiles", tmp_path / "checkpoint")
     with LLM(model, max_slots=3) as llm:
         expected = [told(llm.generate(PROMPTS, params)) for params in PARAMS]
