@@ -16,7 +16,7 @@ from http_serving import HttpServed, http_serving
 from internet import Net, found, says
 from PIL import Image
 from tiny_models import write_tiny
-from tiny_vlms import write_vlm
+from tiny_vlms import SPECIAL, write_vlm
 from vision_golden import golden_path, picture
 
 from carryall import LLM, AsyncLLM, SamplingParams
@@ -100,22 +100,35 @@ INPUT = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text
 GREEDY = {"temperature": 0, "max_tokens": NEW}
 OPTIONS = {"temperature": 0, "num_predict": NEW}
 OLLAMA = {"role": "user", "content": QUESTION, "images": [DATA]}
-DOORS: list[tuple[str, Json, Any]] = [
-    ("/v1/chat/completions", {"messages": user(PART, TEXT), **GREEDY, "ignore_eos": True}, openai_chat),
-    ("/v1/responses", {"input": user(*INPUT), "temperature": 0, "max_output_tokens": NEW}, responses),
-    ("/v1/messages", {"messages": user(BLOCK, TEXT), **GREEDY}, anthropic),
-    ("/api/chat", {"messages": [OLLAMA], "options": OPTIONS, "stream": False}, ollama_chat),
-    (
-        "/api/generate",
-        {"prompt": QUESTION, "images": [DATA], "options": OPTIONS, "stream": False},
-        ollama_generate,
-    ),
-    (
-        "/v2/models/toy/generate",
-        {"text_input": QUESTION, "image": [DATA], "return_num_input_tokens": True, **GREEDY},
-        kserve,
-    ),
-]
+
+
+def doors(question: str) -> list[tuple[str, Json, Any]]:
+    """The path, body and reader of the answer of every door at which a question on a picture is asked."""
+    text = {"type": "text", "text": question}
+    given = [INPUT[0], {"type": "input_text", "text": question}]
+    return [
+        ("/v1/chat/completions", {"messages": user(PART, text), **GREEDY, "ignore_eos": True}, openai_chat),
+        ("/v1/responses", {"input": user(*given), "temperature": 0, "max_output_tokens": NEW}, responses),
+        ("/v1/messages", {"messages": user(BLOCK, text), **GREEDY}, anthropic),
+        (
+            "/api/chat",
+            {"messages": [{**OLLAMA, "content": question}], "options": OPTIONS, "stream": False},
+            ollama_chat,
+        ),
+        (
+            "/api/generate",
+            {"prompt": question, "images": [DATA], "options": OPTIONS, "stream": False},
+            ollama_generate,
+        ),
+        (
+            "/v2/models/toy/generate",
+            {"text_input": question, "image": [DATA], "return_num_input_tokens": True, **GREEDY},
+            kserve,
+        ),
+    ]
+
+
+DOORS = doors(QUESTION)
 
 
 @pytest.mark.long
@@ -127,6 +140,39 @@ def test_every_door_gives_the_answer_of_the_picture_and_counts_its_tokens(packag
                 assert given.status_code == 200, (path, given.text)
                 text, count = read(given.json())
                 assert (path, text, count) == (path, answer, LENGTH)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_special_tokens_that_a_user_types_stay_text_at_every_door(package: Path) -> None:
+    """A typed place for a picture ends no service, and takes no picture's rows (vLLM #57740)."""
+    typed = "".join(SPECIAL)  # a byte is a token where it is text
+    length = LENGTH + len(typed)
+
+    async def scenario() -> None:
+        async with served(package) as service:
+            answers = set()
+            for path, body, read in doors(QUESTION + typed):
+                given = await service.post(path, **body)
+                assert given.status_code == 200, (path, given.text)
+                text, count = read(given.json())
+                assert (path, count) == (path, length)
+                answers.add(text)
+            assert len(answers) == 1
+            alone = [
+                ("/v1/chat/completions", {"messages": user({"type": "text", "text": typed}), **GREEDY}),
+                ("/v1/messages", {"messages": user({"type": "text", "text": typed}), **GREEDY}),
+                ("/api/chat", {"messages": [{"role": "user", "content": typed}], "stream": False}),
+            ]
+            for path, body in alone:
+                assert (await service.post(path, **body)).status_code == 200, path
+            # In a raw prompt they are tokens, of which those of pictures have embeddings of their own.
+            raw = {"inputs": typed, "parameters": {"max_new_tokens": 4}}
+            assert (await service.post("/generate", **raw)).status_code == 200
+            raw = {"prompt": typed, "max_tokens": 4}
+            usage = (await service.post("/v1/completions", **raw)).json()["usage"]
+            assert usage["prompt_tokens"] == len(SPECIAL)
 
     asyncio.run(scenario())
 
