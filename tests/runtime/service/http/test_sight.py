@@ -245,6 +245,9 @@ def test_pictures_of_allowed_hosts_are_fetched_at_every_door_of_addresses(packag
             assert len(net.asked) == len(ADDRESSED)
             counted = await service.post("/v1/messages/count_tokens", messages=ADDRESSED[2][1]["messages"])
             assert counted.json()["input_tokens"] == LENGTH
+            low = {"type": "image_url", "image_url": {"url": ADDRESS, "detail": "low"}}
+            given = await service.post(ADDRESSED[0][0], messages=user(low, TEXT), **GREEDY)
+            assert given.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 4
             net.names["plain.example"] = [["10.0.0.1"]]
             refused = await service.post(ADDRESSED[0][0], **ADDRESSED[0][1])
             assert (refused.status_code, "not public" in refused.text) == (400, True)
@@ -290,6 +293,36 @@ def test_usage_tells_the_size_in_which_the_model_sees_each_picture(package: Path
             assert details["image_tokens"] == sum(each["tokens"] for each in seen) < usage["prompt_tokens"]
             assert events[-2]["usage"]["prompt_tokens_details"]["images"] == seen
             assert text["prompt_tokens_details"].keys() == {"cached_tokens"}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_the_detail_of_a_request_changes_the_tokens_of_a_picture(package: Path) -> None:
+    """In SmolVLM low detail is the whole picture in one tile, of 4 tokens here."""
+    low_part = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
+    low_input = {"type": "input_image", "image_url": URL, "detail": "low"}
+    chat, response = "/v1/chat/completions", "/v1/responses"
+
+    async def scenario() -> None:
+        async with served(package) as service:
+            usual = (await service.post(chat, messages=user(PART, TEXT), **GREEDY)).json()
+            low = (await service.post(chat, messages=user(low_part, TEXT), **GREEDY)).json()
+            body = {"input": user(low_input, INPUT[1]), "temperature": 0, "max_output_tokens": NEW}
+            same = (await service.post(response, **body)).json()
+            sizes = [each["usage"]["prompt_tokens_details"]["images"] for each in (usual, low)]
+            assert sizes == [
+                [{"width": 96, "height": 64, "tokens": 28}],
+                [{"width": 32, "height": 32, "tokens": 4}],
+            ]
+            assert same["usage"]["input_tokens_details"]["images"] == sizes[1]
+            assert responses(same)[0] == openai_chat(low)[0]
+            odd = {"type": "image_url", "image_url": {"url": URL, "detail": "best"}}
+            refused = await service.post(chat, messages=user(odd, TEXT), **GREEDY)
+            assert (refused.status_code, "'detail' must be low" in refused.text) == (400, True)
+            odd = {**PART, "max_pixels": 1000}
+            refused = await service.post(chat, messages=user(odd, TEXT), **GREEDY)
+            assert (refused.status_code, "takes no 'min_pixels'" in refused.text) == (400, True)
 
     asyncio.run(scenario())
 
