@@ -18,6 +18,7 @@ from ...contract import (
     LAST_HIDDEN_STATE,
     is_past,
     is_past_encoder,
+    is_past_state,
 )
 from ...errors import (
     GraphError,
@@ -147,7 +148,7 @@ class OpenVinoProvider(Provider):
         """
         facts = _facts(model, config)
         length = facts.graph.context_length or 0
-        if facts.graph.caches:
+        if facts.graph.caches or facts.graph.states:
             return self._explicit_runner(model, config, facts)
         settings = self.checked_options(config.options)
         core, compiled = self._compile(model, config, facts)
@@ -202,7 +203,7 @@ class OpenVinoProvider(Provider):
             for name, key in _PROPERTIES.items()
             if name in names and settings[name] != _DEVICES_CHOICE
         }
-        if facts is not None and not facts.graph.caches:
+        if facts is not None and not (facts.graph.caches or facts.graph.states):
             precision = settings["inference_precision"]
             if precision == _DEVICES_CHOICE:
                 precision = own_precision(core, device)
@@ -261,6 +262,11 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
         hidden_size=hidden_size,
         hidden_width=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
         num_tokens=num_tokens,
+        states={
+            name: tuple(static_size(value, axis) or 0 for axis in range(1, len(value.shape or ())))
+            for name, value in inputs.items()
+            if is_past_state(name)
+        },
         lora_modules=lora_modules({name: list(value.shape or ()) for name, value in inputs.items()}),
         encoder_caches=_explicit_caches(inputs, is_past_encoder),
         encoder_width=static_size(inputs.get(ENCODER_STATES), -1) or 0,
