@@ -168,7 +168,7 @@ def test_special_tokens_that_a_user_types_stay_text_at_every_door(package: Path)
             for path, body in alone:
                 assert (await service.post(path, **body)).status_code == 200, path
             # In a raw prompt they are tokens, of which those of pictures have embeddings of their own.
-            raw = {"inputs": typed, "parameters": {"max_new_tokens": 4}}
+            raw: Json = {"inputs": typed, "parameters": {"max_new_tokens": 4}}
             assert (await service.post("/generate", **raw)).status_code == 200
             raw = {"prompt": typed, "max_tokens": 4}
             usage = (await service.post("/v1/completions", **raw)).json()["usage"]
@@ -317,7 +317,7 @@ def test_the_detail_of_a_request_changes_the_tokens_of_a_picture(package: Path) 
             ]
             assert same["usage"]["input_tokens_details"]["images"] == sizes[1]
             assert responses(same)[0] == openai_chat(low)[0]
-            odd = {"type": "image_url", "image_url": {"url": URL, "detail": "best"}}
+            odd: Json = {"type": "image_url", "image_url": {"url": URL, "detail": "best"}}
             refused = await service.post(chat, messages=user(odd, TEXT), **GREEDY)
             assert (refused.status_code, "'detail' must be low" in refused.text) == (400, True)
             odd = {**PART, "max_pixels": 1000}
