@@ -43,9 +43,9 @@ _SHORT_PROMPT = 64
 # takes 35 % off the time to the first token, for a p95 between tokens of 68 instead of 50 ms (simulated; see
 # docs/engine.md).
 _BACKLOG = 6.0
-# The part of what prompts may add to a step that those with pictures do: 1.75 times a step for 2.25. They have
-# waited for their towers, so smaller pieces add a few percent to the time until the first token, and these are
-# the longest 1 % of others' gaps (docs/pictures.md).
+# The part of what prompts may add to a step that those with pictures do: 1.75 times a step for 2.25. They
+# have waited for their towers, so smaller pieces add a few percent to the time until the first token, and
+# these are the longest 1 % of others' gaps (docs/pictures.md).
 _PICTURES = 0.6
 
 
