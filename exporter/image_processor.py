@@ -25,6 +25,7 @@ VIDEO_FILE = "video_preprocessor_config.json"
 SIDE_FILES = (PREPROCESSOR_FILE, PROCESSOR_FILE, VIDEO_FILE)
 
 MOST_PIXELS = 2**14  # of an edge; a damaged file must not cause huge allocations
+LOW_EDGE = 512  # pixels of an edge of the picture that OpenAI's API calls one of low detail
 HALF = (0.5, 0.5, 0.5)  # transformers' IMAGENET_STANDARD_MEAN and _STD
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of the data of CLIP, https://arxiv.org/abs/2103.00020
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -100,6 +101,23 @@ class ImageProcessor(ProcessorRecord):
     def constants(self) -> int:
         """Number of last rows of every run of ``vision.onnx`` that are the same for all pictures."""
         return 0
+
+    def at_low_detail(self) -> ImageProcessor:
+        """Return how pictures become fewer tokens; it is the same where their number is fixed."""
+        return self
+
+    def within(self, least: int | None, most: int | None) -> ImageProcessor:
+        """Return how pictures become sizes between other numbers of pixels.
+
+        Args:
+            least: the fewest pixels of a resized picture; None for those of the checkpoint, or ``most`` if
+                that is less.
+            most: the most; None for those of the checkpoint.
+
+        Raises:
+            ValueError: the family has no such limits, or these contradict each other.
+        """
+        raise ValueError("this model takes no 'min_pixels' and 'max_pixels', but sizes of its own")
 
     def check(self) -> None:
         """Check the ranges of the values.

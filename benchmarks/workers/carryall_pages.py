@@ -34,27 +34,27 @@ def load(given: str) -> tuple[str, Any]:
 async def _measured(llm: AsyncLLM, work: PageWork) -> PageTiming:
     if work.kind != "beside":
         return await _answered(llm, work)
-    moments: list[float] = []
-    params = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
-    started = asyncio.Event()
+    moments, started = list[float](), asyncio.Event()
 
-    async def decode() -> None:
-        async for output in llm.generate(f"Once upon a time {work.seed}", params):
+    async def decode(most: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+        async for output in llm.generate(f"Once upon a time {work.seed} {most}", params):
             if output.outputs and output.outputs[0].token_ids:
                 moments.append(time.perf_counter())
                 if len(moments) >= _BEFORE:
                     started.set()
 
-    beside = asyncio.create_task(decode())
+    beside = asyncio.create_task(decode(4000))
     await started.wait()
     began = time.perf_counter()
     timing = await _answered(llm, work)
     beside.cancel()
     await asyncio.gather(beside, return_exceptions=True)
     during = [moment for moment in moments if began <= moment <= began + timing.first_token_s]
-    alone = [moment for moment in moments if moment < began]
-    gaps = [tuple(b - a for a, b in itertools.pairwise(each)) for each in (alone, during)]
-    # the quiet gaps first, then a negative number, then those beside the page
+    moments.clear()
+    await decode(_BEFORE + len(during))  # a step takes longer in a longer text
+    gaps = [tuple(b - a for a, b in itertools.pairwise(each)) for each in (moments[_BEFORE:], during)]
+    # the gaps without a page first, then a negative number, then those beside the page
     return dataclasses.replace(timing, gaps_s=(*gaps[0], -1.0, *gaps[1]))
 
 

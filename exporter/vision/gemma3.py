@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/2503.19786.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ class Processor(ImageProcessor):
     def tile_tokens(self) -> int:
         """Tokens of a tile."""
         return (self.tile // self.patch // self.merge) ** 2
+
+    def at_low_detail(self) -> Processor:
+        return replace(self, crops=False)
 
     def check(self) -> None:
         ImageProcessor.check(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ class Processor(ImageProcessor):
     rotary: int
     theta: float
     positions: int
+
+    def at_low_detail(self) -> Processor:
+        return replace(self, max_tokens=min(self.max_tokens, _BUDGETS[0]))
 
     def check(self) -> None:
         ImageProcessor.check(self)

@@ -8,6 +8,7 @@ inputs, computed on the host.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ class Processor(ImageProcessor):
     def tile_tokens(self) -> int:
         """Tokens of a tile."""
         return (self.tile // self.patch // self.merge) ** 2
+
+    def at_low_detail(self) -> Processor:
+        return replace(self, splits=False)
 
     def check(self) -> None:
         ImageProcessor.check(self)

@@ -6,6 +6,7 @@ Sources: InternVL 3, https://arxiv.org/abs/2504.10479; LayerScale, https://arxiv
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ class Processor(ImageProcessor):
     def tile_tokens(self) -> int:
         """Tokens of a tile."""
         return (self.tile // self.patch // self.merge) ** 2
+
+    def at_low_detail(self) -> Processor:
+        return replace(self, min_tiles=1, max_tiles=1)
 
     def check(self) -> None:
         ImageProcessor.check(self)

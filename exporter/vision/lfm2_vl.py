@@ -6,6 +6,7 @@ Source: LFM2, https://arxiv.org/abs/2511.23404, section on vision. Patches are [
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ class Processor(ImageProcessor):
     max_tokens: int
     tolerance: float
     positions: int
+
+    def at_low_detail(self) -> Processor:
+        return replace(self, min_tiles=1, max_tiles=1)
 
     def check(self) -> None:
         ImageProcessor.check(self)

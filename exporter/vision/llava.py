@@ -5,7 +5,9 @@ Sources: LLaVA, https://arxiv.org/abs/2310.03744; CLIP, https://arxiv.org/abs/21
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +69,12 @@ class Processor(ImageProcessor):
     def constants(self) -> int:
         """See ``ImageProcessor``: the end of a row of tiles."""
         return 1 if self.resolutions else 0
+
+    def at_low_detail(self) -> Processor:
+        fewest = min(map(math.prod, self.resolutions), default=0)
+        return replace(
+            self, resolutions=tuple(each for each in self.resolutions if math.prod(each) == fewest)
+        )
 
     def check(self) -> None:
         ImageProcessor.check(self)

@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/2410.07073.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from ...errors import UnsupportedModelError
 from ...records import dataclass
 from ..config import RawConfig, integer, mapping, number
 from ..encoders.tower import Groups, Tower, tower_config
-from ..image_processor import CLIP_MEAN, CLIP_STD, ImageProcessor, check_processor, levels, token_text
+from ..image_processor import (
+    CLIP_MEAN,
+    CLIP_STD,
+    LOW_EDGE,
+    ImageProcessor,
+    check_processor,
+    levels,
+    token_text,
+)
 from ..weights import Array, Checkpoint
 
 _EPSILON = 1e-5
@@ -45,6 +54,9 @@ class Processor(ImageProcessor):
     rotary: int
     theta: float
     ends: bool
+
+    def at_low_detail(self) -> Processor:
+        return replace(self, longest_edge=min(self.longest_edge, LOW_EDGE))
 
     def check(self) -> None:
         ImageProcessor.check(self)

@@ -20,6 +20,7 @@ from ..encoders.tower import Groups, Tower, tower_config
 from ..image_processor import (
     CLIP_MEAN,
     CLIP_STD,
+    LOW_EDGE,
     ImageProcessor,
     check_processor,
     levels,
@@ -66,6 +67,17 @@ class Processor(ImageProcessor):
     video_min_pixels: int = 0
     video_max_pixels: int = 0
     tokens_per_second: float = 0.0
+
+    def at_low_detail(self) -> Processor:
+        most = min(self.max_pixels, LOW_EDGE**2)
+        return replace(self, min_pixels=min(self.min_pixels, most), max_pixels=most)
+
+    def within(self, least: int | None, most: int | None) -> Processor:
+        most = self.max_pixels if most is None else most
+        least = max(1, min(self.min_pixels, most)) if least is None else least
+        changed = replace(self, min_pixels=least, max_pixels=most)
+        changed.check()
+        return changed
 
     def check(self) -> None:
         ImageProcessor.check(self)

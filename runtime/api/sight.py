@@ -17,6 +17,7 @@ from ..engine.requests.prompt_images import PromptImages
 from ..images.data_url import is_data_url, read_data_url
 from ..images.encoding import ImageEncoder, Picture
 from ..images.pdf import pictures_of
+from ..images.sizes import processor_of
 from ..images.video import Video, open_video
 from ..text.chat_template import Message
 from ..text.parsers.locations import Places
@@ -67,13 +68,14 @@ class Sight:
             messages: a part of a content is a picture if it is ``{"type": "image", "image": ...}``, with what
                 ``open_picture`` takes, or ``{"type": "image_url", "image_url": {"url": ...}}``; both may be
                 ``data:`` addresses. A PDF file is a picture for each of its pages, or for that of its field
-                ``page``, counted from 1. ``{"type": "video", "video": ..., "fps": ...}`` is a video, with
+                ``page``, counted from 1. Its ``detail``, ``min_pixels`` and ``max_pixels`` are those of
+                ``processor_of``. ``{"type": "video", "video": ..., "fps": ...}`` is a video, with
                 what ``open_video`` takes, or a ``data:`` address; ``video_url`` as ``image_url``.
             salt: only pictures of prompts with the same salt are known to be open.
 
         Raises:
             RequestError: the model reads text only, a picture cannot be opened, or a part of a content is
-                neither a picture, a video nor a text.
+                neither a picture, a video nor a text; see ``processor_of``.
         """
         _check_parts(messages)
         if not isinstance(messages, Sequence) or not any(map(_has_pictures, messages)):
@@ -95,8 +97,11 @@ class Sight:
                     parts.append({"type": "video"})
                     self._check_all(pictures)
                 elif is_picture(part):
+                    processor = processor_of(part, encoder.processor)
                     for source in next(opened):
-                        pictures.append(encoder.prepare(source, several=several, salt=salt))
+                        pictures.append(
+                            encoder.prepare(source, several=several, salt=salt, processor=processor)
+                        )
                         parts.append({"type": "image"})
                         self._check_all(pictures)
                 else:

@@ -129,13 +129,21 @@ class ImageEncoder:
         self._prepared = Kept[Picture](lambda picture: picture.num_bytes, PREPARED_BYTES)
         self._lock = threading.Lock()  # one run at a time: each uses all threads
 
-    def prepare(self, source: Any, *, several: bool = False, salt: str = "") -> Picture:
+    def prepare(
+        self,
+        source: Any,
+        *,
+        several: bool = False,
+        salt: str = "",
+        processor: ImageProcessor | None = None,
+    ) -> Picture:
         """Open a picture and resize it or cut it into units; files and arrays that are known are not.
 
         Args:
             source: as for ``open_picture``.
             several: whether it is one of several pictures of a conversation.
             salt: only pictures of the same salt are known; see ``states``.
+            processor: this encoder's with other sizes of pictures; None for its own.
 
         Raises:
             RequestError: it cannot be opened, or is too large for the model's memory.
@@ -143,23 +151,25 @@ class ImageEncoder:
         """
         if isinstance(source, str | os.PathLike):
             source = read_picture(Path(source))
-        name = _source_key(source, several, salt)
+        processor = processor or self.processor
+        options = f"{several} {'' if processor == self.processor else processor} {len(salt)} {salt}"
+        name = _source_key(source, options)
         if name is None:
-            return self._made(source, several=several)
+            return self._made(source, processor, several=several)
         with self._lock:
             known = self._prepared.get(name)
         if known is not None:
             return known
-        picture = self._made(source, several=several)
+        picture = self._made(source, processor, several=several)
         with self._lock:
             self._prepared.put(name, picture)
         return picture
 
-    def _made(self, source: Any, *, several: bool) -> Picture:
+    def _made(self, source: Any, processor: ImageProcessor, *, several: bool) -> Picture:
         pixels = open_picture(source)
         alone = self._geometry.prepare
         prepare = getattr(self._geometry, "prepare_several", alone) if several else alone
-        prepared = prepare(self.processor, pixels)
+        prepared = prepare(processor, pixels)
         place = self.processor.place if "image" in self.processor.texts else ""
         return self._picture(prepared, (pixels.shape[0], pixels.shape[1]), place)
 
@@ -184,7 +194,7 @@ class ImageEncoder:
         if self.processor.whole_units and patches > MOST_PATCHES:
             raise RequestError(
                 f"a picture of {width} x {height} pixels makes {patches} patches of {self.processor.patch} "
-                f"pixels; the limit is {MOST_PATCHES}; make it smaller"
+                f"pixels; the limit is {MOST_PATCHES}; make it smaller, or ask for less detail"
             )
         key = hashlib.blake2b(f"{self.processor} {prepared.text}".encode(), digest_size=32)
         for unit in prepared.units:
@@ -264,15 +274,20 @@ class ImageEncoder:
         return [part.copy() for part in np.split(states, ends)]
 
 
-def _source_key(source: Any, several: bool, salt: str) -> bytes | None:
-    """Return 32 bytes that tell files and arrays apart; None for what must be opened to know."""
+def _source_key(source: Any, options: str) -> bytes | None:
+    """Return 32 bytes that tell files and arrays apart; None for what must be opened to know.
+
+    Args:
+        source: see ``open_picture``.
+        options: what else the result depends on.
+    """
     if isinstance(source, np.ndarray) and source.dtype == np.uint8:  # others are refused, or have no bytes
         kind, content = f"{source.dtype} {source.shape}", np.ascontiguousarray(source).data
     elif isinstance(source, bytes | bytearray | memoryview):
         kind, content = "file", memoryview(source)
     else:
         return None
-    key = hashlib.blake2b(f"{kind} {several} {len(salt)} {salt}".encode(), digest_size=32)
+    key = hashlib.blake2b(f"{kind} {options}".encode(), digest_size=32)
     key.update(content)
     return key.digest()
 

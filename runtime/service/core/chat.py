@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from ....errors import RequestError
 from ....options import shown
 from ....records import dataclass
 from ...images.data_url import is_data_url, read_base64, read_data_url
+from ...images.sizes import stated_sizes
 
 Json = dict[str, Any]
 
@@ -38,11 +39,13 @@ class Image:
         data: the bytes of the file; empty if ``url`` tells where it is.
         media_type: such as ``image/png``; empty if the request does not tell.
         url: an address, never a ``data:`` one, which is read to ``data``.
+        sizes: what the request says of the size in which the model sees it; see ``stated_sizes``.
     """
 
     data: bytes = field(default=b"", repr=False)
     media_type: str = ""
     url: str = ""
+    sizes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,8 @@ Part = Text | Image | VideoFrames | Reasoning | FunctionCall | FunctionResult
 def image_part(image: Image) -> Json:
     """Return an image as a part of a content, as ``LLM.chat`` takes it."""
     if image.url:
-        return {"type": "image_url", "image_url": {"url": image.url}}
-    return {"type": "image", "image": image.data}
+        return {"type": "image_url", "image_url": {"url": image.url}, **image.sizes}
+    return {"type": "image", "image": image.data, **image.sizes}
 
 
 def _video_part(video: VideoFrames) -> Json:
@@ -391,7 +394,7 @@ def _part(part: Any) -> list[Part]:
         case {"type": "document", "source": {"type": "base64" | "url"}}:
             return [_image(part)]
         case {"type": "image_url" | "input_image" | "image"}:
-            return [_image(part)]
+            return [replace(_image(part), sizes=stated_sizes(part))]
         case {"type": "file", "file": {**file}} | {"type": "input_file", **file}:
             return [_file({str(name): value for name, value in file.items()})]
         case {"type": "document" | "search_result"}:

@@ -16,6 +16,7 @@ import urllib.parse
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from ....errors import RequestError
@@ -150,7 +151,9 @@ class PictureFetcher:
         if not urls or not self.config().image_domains:
             return conversation
         content = await self.fetch(urls)
-        return conversation.with_images(lambda image: Image(content[image.url]) if image.url else image)
+        return conversation.with_images(
+            lambda image: replace(image, data=content[image.url], url="") if image.url else image
+        )
 
     async def filled_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return inputs of an encoder with the content of pictures in place of addresses; see ``fetch``."""

@@ -16,8 +16,9 @@ from vision_golden import golden_path, picture
 import carryall
 from carryall import LLM, QuantizationRecipe, SamplingParams
 from carryall.exporter.image_processor import read_image_processor
+from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.images.encoding import ImageEncoder
-from carryall.runtime.images.units import square_patches
+from carryall.runtime.images.units import square_patches, unit_key
 from carryall.runtime.tasks.export import export
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -173,6 +174,54 @@ def test_a_conversation_goes_on_behind_its_pictures(llm: LLM, fresh: LLM) -> Non
     ]
     answer(llm, talk[:1])
     assert answer(llm, talk)[0] == answer(fresh, talk)[0]
+
+
+def test_a_later_picture_is_the_only_one_that_is_computed(family: str, llm: LLM) -> None:
+    first, later = pictures(family), picture(24, 40, 77)
+    talk = [*asked(*first), {"role": "assistant", "content": "A lot."}, *asked(later, text="And?")]
+    answer(llm, talk[:1])
+    sight = llm.requests.sight._encoder
+    count = sight.num_encoded
+    _, cached = answer(llm, talk)
+    if family.endswith("-alone"):  # the first picture has other units when another one comes
+        assert sight.num_encoded > count
+        return
+    units = sight.prepare(later, several=True).prepared.units
+    assert sight.num_encoded - count == len({unit_key(unit) for unit in units})
+    places = np.flatnonzero(np.isin(llm.render_chat(talk).token_ids, sight.processor.token_ids))
+    seen = sum(sight.prepare(each, several=len(first) > 1).num_tokens for each in first)
+    # States of so short prompts are not kept.
+    assert family in STATES or places[seen - 1] < cached < places[seen]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 7}, {"speculative": "prompt-lookup"}], ids=str)
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_any_cut_of_positions_in_time_height_and_width_gives_equal_tokens(
+    model_type: str, options: Json, tmp_path: Path
+) -> None:
+    """A prefix of each length is cached: within a picture, between pictures, and behind them."""
+    export(write_vlm(tmp_path / "checkpoint", model_type, seed=SEED), tmp_path / "package")
+    expected = golden(model_type)["tokens"].tolist()
+    with opened(tmp_path / "package", **options) as llm:
+        prompt = llm.render_chat(asked(*pictures()))
+        images = prompt.images
+        assert images is not None
+        assert images.positions is not None
+        for cut in range(1, len(prompt.token_ids)):
+            llm.clear_prefix_cache()
+            part = PromptImages(
+                images.states,
+                images.rows[:cut],
+                images.identity[:cut],
+                images.ahead[:cut],
+                images.positions[:, :cut],
+            )
+            begun = type(prompt)(prompt.token_ids[:cut], prompt.new_parser, images=part)
+            llm.generate(begun, SamplingParams(temperature=0, max_tokens=1))
+            tokens, cached = answer(llm, asked(*pictures()))
+            assert (cut, tokens) == (cut, expected)
+            assert cached >= cut - 1
 
 
 def test_text_alone_is_read_as_without_a_tower(family: str, llm: LLM, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,25 @@ def test_json_on_a_picture_ends_with_a_model_that_writes_only_whitespace(llm: LL
     assert json.loads(answer.text).keys() == {"a"}
     runs = [len(run) for run in re.findall(r"\s+", answer.text)]
     assert max(runs) == 20  # the bias works, and the grammar ends it
+
+
+def test_a_guard_ends_a_reader_that_writes_one_line_again_and_again(llm: LLM) -> None:
+    """As olmOCR's and GLM-OCR's readers do on some pages; the same lines are free without a guard."""
+    line = llm.requests.encode("ab\n", add_special_tokens=False)
+
+    def again(written: list[int], logits: Any) -> Any:
+        logits[line[len(written) % len(line)]] = 1e9
+        return logits
+
+    params = SamplingParams(
+        temperature=0, max_tokens=200, logits_processors=(again,), repetition_guard=20, ignore_eos=True
+    )
+    (output,) = llm.chat(asked(picture()), params)
+    (answer,) = output.outputs
+    assert (answer.finish_reason, answer.stop_reason) == ("length", "repetition")
+    assert answer.text == "ab\n" * 20
+    (output,) = llm.chat(asked(picture()), replace(params, repetition_guard=0))
+    assert output.outputs[0].text == ("ab\n" * 67)[:200]
 
 
 def test_preempted_pictures_are_computed_again(package: Path) -> None:

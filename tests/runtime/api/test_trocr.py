@@ -156,10 +156,12 @@ def test_a_prompt_alone_is_refused(llm: LLM) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("provider", ["cpu", "openvino"])
 @pytest.mark.parametrize("case", BEAM_CASES)
-def test_beams_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+def test_beams_equal_those_of_transformers(case: str, provider: str, tmp_path: Path) -> None:
+    pytest.importorskip("openvino" if provider == "openvino" else "onnxruntime")
     expected = json.loads(BEAMS_PATH.read_text(encoding="utf-8"))[case]
-    with LLM(write_trocr(tmp_path, case, SEED), max_slots=BEAMS) as llm:
+    with LLM(write_trocr(tmp_path, case, SEED), provider=provider, max_slots=BEAMS) as llm:
         prompt = llm.render_chat(asking(pictures()[1]))
         options = BeamSearchOptions(num_beams=BEAMS, max_tokens=BEAM_TOKENS)
         (found,) = llm.beam_search(prompt, options)

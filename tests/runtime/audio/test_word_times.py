@@ -23,14 +23,16 @@ SECONDS = 0.02  # of a row of the encoder
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("form", ["folder", "package", "int8-fast"])
+@pytest.mark.parametrize("form", ["folder", "package", "int8-fast", "openvino"])
 def test_tokens_end_where_transformers_says(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("openvino" if form == "openvino" else "onnxruntime")
     folder, golden = write_whisper(tmp_path / "checkpoint", SEED), np.load(TIMES_PATH)
     aligned: list[tuple[list[int], Any]] = []
     with LLM(
         export_package(folder, tmp_path / "package").path if form == "package" else folder,
+        provider="openvino" if form == "openvino" else "cpu",
         quantize=form if form == "int8-fast" else None,
     ) as llm:
         transcriber = llm.requests.hearing.transcriber

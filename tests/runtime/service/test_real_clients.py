@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +24,11 @@ from PIL import Image
 from tiny_vlms import write_vlm
 from vision_golden import golden_path, picture
 
-from carryall import AsyncLLM
 from carryall.exporter.demo import demo_path
 from carryall.runtime.api.text_encoder import TextEncoder
 from carryall.runtime.service.core.model_entry import ModelLoader
 from carryall.runtime.service.core.repository import ModelRepository
-from carryall.runtime.service.core.served_model import ServedModel
+from carryall.runtime.service.core.served_model import ServedModel, load_served_model
 from carryall.runtime.tasks.export import export
 from carryall.runtime.text.tokenizer import Tokenizer
 
@@ -108,6 +108,9 @@ SEEING = {
     "openai": ("openai", "anthropic"),
     "anthropic": ("openai", "anthropic"),
     "ollama": ("ollama",),
+    "litellm": ("litellm",),
+    "langchain": ("langchain-openai",),
+    "docling": ("docling", "torch==2.13.0"),  # a CPU build, which docling would not choose by itself
 }
 
 
@@ -121,14 +124,11 @@ def test_a_client_sends_a_picture(client: str, tmp_path: Path) -> None:
     answer = Tokenizer(package).decode(golden["tokens"][:12].tolist())
 
     async def scenario() -> None:
-        llm = AsyncLLM(package, max_slots=2, provider="cpu", kv_cache_dtype="float32")
-        try:
-            models = ModelRepository({"toy": lambda: ServedModel(llm, INFO, {})}, default="toy")
-            async with http_serving(None, models) as served:
-                command = [str(python), str(CLIENTS / "seeing_client.py"), served.url]
-                out = await output_of([*command, str(file), answer, client], tmp_path)
-        finally:
-            llm.shutdown()
+        options: dict[str, Any] = {"provider": "cpu", "max_slots": 2, "kv_cache_dtype": "float32"}
+        models = ModelRepository({"toy": lambda: load_served_model(package, **options)}, default="toy")
+        async with http_serving(None, models) as served:
+            command = [str(python), str(CLIENTS / "seeing_client.py"), served.url]
+            out = await output_of([*command, str(file), answer, client], tmp_path)
         results = json.loads(out.splitlines()[-1])
         assert results
         assert {name: error for name, error in results.items() if error} == {}

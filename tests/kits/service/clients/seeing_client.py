@@ -80,4 +80,71 @@ def ollama_chat() -> None:
     same(client.generate(model="toy", prompt=QUESTION, images=[PICTURE], options=options).response)
 
 
+@of("ollama")
+def ollama_tells_that_it_sees() -> None:
+    import ollama
+
+    assert "vision" in (ollama.Client(host=URL).show("toy").capabilities or [])
+
+
+@of("litellm")
+def litellm_providers() -> None:
+    import litellm
+
+    options: Any = {"api_key": "none", "max_tokens": MOST, "temperature": 0, "num_retries": 0}
+    places = {"openai": f"{URL}/v1", "hosted_vllm": f"{URL}/v1", "anthropic": URL, "ollama_chat": URL}
+    for provider, base in places.items():
+        answer: Any = litellm.completion(f"{provider}/toy", TURNS, api_base=base, **options)
+        same(answer.choices[0].message.content)
+
+
+@of("langchain")
+def langchain_chat() -> None:
+    from langchain_core.messages import HumanMessage
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    own: Any = [{"type": "image", "base64": DATA, "mime_type": "image/png"}, PARTS[1]]
+    for parts in (PARTS, own):
+        for responses in (False, True):
+            model: Any = ChatOpenAI(
+                model="toy",
+                base_url=f"{URL}/v1",
+                api_key=SecretStr("none"),
+                max_retries=0,
+                temperature=0,
+                max_tokens=MOST,
+                use_responses_api=responses,
+            )
+            same(model.invoke([HumanMessage(content=parts)]).text)
+
+
+@of("docling")
+def docling_pipeline() -> None:
+    """A conversion by the pipeline whose model is a service, of which a page is the picture as it is."""
+    from docling.datamodel.base_models import ConversionStatus, InputFormat
+    from docling.datamodel.pipeline_options import VlmPipelineOptions
+    from docling.datamodel.pipeline_options_vlm_model import ApiVlmOptions, ResponseFormat
+    from docling.document_converter import DocumentConverter, ImageFormatOption
+    from docling.pipeline.vlm_pipeline import VlmPipeline
+
+    reader: Any = ApiVlmOptions(
+        url=f"{URL}/v1/chat/completions",
+        params={"model": "toy", "max_tokens": MOST},
+        prompt=QUESTION,
+        response_format=ResponseFormat.MARKDOWN,
+        scale=1.0,
+        temperature=0.0,
+    )
+    options: Any = VlmPipelineOptions(enable_remote_services=True, vlm_options=reader)
+    form = ImageFormatOption(pipeline_cls=VlmPipeline, pipeline_options=options)
+    result = DocumentConverter(format_options={InputFormat.IMAGE: form}).convert(FILE)
+    # It notes that the limit of tokens cut the answer, and takes what there is.
+    assert result.status == ConversionStatus.PARTIAL_SUCCESS, (result.status, result.errors)
+    assert [error.error_message for error in result.errors] == ["VLM output incomplete (stop_reason=length)."]
+    (page,) = result.pages
+    assert page.predictions.vlm_response is not None
+    assert page.predictions.vlm_response.text == ANSWER.strip(), page.predictions.vlm_response
+
+
 main()

@@ -18,7 +18,7 @@ from http_serving import http_serving
 from llm_kit import toy_model
 from openai.types.responses import Response
 from PIL import Image
-from tiny_vlms import write_vlm
+from tiny_vlms import SPECIAL, write_vlm
 from vision_golden import picture
 
 from carryall import LLM
@@ -135,6 +135,26 @@ def test_pictures_are_computed_while_others_are_answered(tmp_path: Path) -> None
     # In the engine, ended, ready and in preparation.
     assert ahead[0] < count
     assert max(ahead) <= 2 * slots + slots + 3 * slots
+
+
+@pytest.mark.long
+def test_places_for_pictures_that_a_line_types_stay_text(tmp_path: Path) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(png(0)).decode()}"
+    worker = open_worker(WorkerSpec(model=str(write_vlm(tmp_path)), loading={"provider": "cpu"}))
+    usages = []
+    for text in ("ab", f"a{''.join(SPECIAL)}b"):
+        parts: list[Record] = [
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": text},
+        ]
+        record = {"messages": [{"role": "user", "content": parts}], "max_tokens": 4}
+        (result,) = worker.run(lines(iter([record])), threading.Event())
+        assert result.code is None, result.record
+        usages.append(json.loads(result.record)["response"]["body"]["usage"])
+    worker.close()
+    plain, typed = usages
+    assert typed["prompt_tokens"] == plain["prompt_tokens"] + len("".join(SPECIAL))  # a byte is a token
+    assert typed["prompt_tokens_details"]["images"] == plain["prompt_tokens_details"]["images"]
 
 
 def test_a_window_of_long_lines_is_short() -> None:

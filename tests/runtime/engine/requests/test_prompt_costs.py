@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from carryall.runtime.engine.kv.slots import SlotTable
 from carryall.runtime.engine.requests.prompt_costs import PromptCosts
+from carryall.runtime.engine.requests.prompt_images import PromptImages
 from carryall.runtime.engine.sampling.sampler import Sample
 from carryall.runtime.engine.schedule.scheduler import Scheduler
 from carryall.runtime.process.threads import at_lower_priority
@@ -169,6 +170,30 @@ def test_a_long_prompt_is_cut_small_beside_streams_and_not_without() -> None:
     assert all(4 <= size <= 16 for size in pieces)
     scheduler.remove(scheduler.running[0])
     assert drive(scheduler, 1) == [512]
+
+
+def test_a_prompt_with_a_picture_is_cut_smaller_beside_streams() -> None:
+    def pieces(*, sees: bool) -> list[int]:
+        scheduler = Scheduler(SlotTable(8), 512, stretch=2.25)
+        for number in range(6):
+            scheduler.add(make_request(f"stream {number}", 5))
+        drive(scheduler, 3)
+        scheduler.add(make_request("other", 600))  # what prompts cost
+        drive(scheduler, 100)
+        scheduler.add(page := make_request("page", 200))
+        if sees:
+            states = np.zeros((1, 4), np.float32)
+            page.images = PromptImages.of(
+                page.prompt_token_ids, [page.prompt_token_ids[1]], [(bytes(32), states)]
+            )
+        return drive(scheduler, 8)[1:]  # the first one is cut where it is admitted
+
+    usual, smaller = pieces(sees=False), pieces(sees=True)
+    rows = 7  # the streams, and the other request behind its prompt
+    for sizes, stretch in ((usual, 2.25), (smaller, 1.75)):
+        right = ((stretch - 1.0) * seconds(rows, 0) - PROMPT) / TOKEN
+        assert all(size == pytest.approx(right, abs=2) for size in sizes), (sizes, right)
+    assert max(smaller) < min(usual)
 
 
 @pytest.mark.parametrize("streams", [0, 1, 4])

@@ -115,10 +115,11 @@ def test_one_conversation_is_the_same_in_every_api() -> None:
 )
 def test_images_are_carried_with_their_bytes_and_media_type(part: dict[str, Any]) -> None:
     message = read_message({"role": "user", "content": [{"type": "text", "text": "What is "}, part]})
-    assert message.parts == (Text("What is "), Image(DOT, "image/png"))
+    sizes = {"detail": "low"} if part["type"] == "image_url" else {}
+    assert message.parts == (Text("What is "), Image(DOT, "image/png", sizes=sizes))
     told = list(message.turns(lambda image: f"<{len(image.data)} bytes>"))
     assert told == [{"role": "user", "content": f"What is <{len(DOT)} bytes>"}]
-    parts = [{"type": "text", "text": "What is "}, {"type": "image", "image": DOT}]
+    parts = [{"type": "text", "text": "What is "}, {"type": "image", "image": DOT, **sizes}]
     assert list(message.turns()) == [{"role": "user", "content": parts}]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from grpc_serving import serving
 from PIL import Image
-from tiny_vlms import write_vlm
+from tiny_vlms import SPECIAL, write_vlm
 from vision_golden import golden_path, picture
 
 from carryall import AsyncLLM
@@ -52,12 +52,17 @@ def test_parts_and_tensors_of_pictures_give_the_answer_of_transformers(tmp_path:
                     await client.chat([{"role": "user", "content": [{"type": "image", "image": image}]}])
             with pytest.raises(RequestError, match="a part of a content must be"):
                 await client.chat([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}])
-            assert await inferred(served.address) == answer
+            assert await inferred(served.address, QUESTION["text"]) == answer
+            typed = QUESTION["text"] + "".join(SPECIAL)  # stays text, of which each byte is a token
+            messages = [{"role": "user", "content": [parts[0], {"type": "text", "text": typed}]}]
+            reply = await client.chat(messages, max_tokens=NEW, temperature=0, ignore_eos=True)
+            assert reply.usage.prompt_tokens == len(GOLDEN["token_ids"]) + len("".join(SPECIAL))
+            assert await inferred(served.address, typed) == reply.text != answer
 
-    async def inferred(address: str) -> str:
+    async def inferred(address: str, question: str) -> str:
         """Return the answer over the Open Inference Protocol, with the file's bytes as they are."""
         request = kserve_pb2.ModelInferRequest(model_name="toy")
-        for name, value in (("text_input", QUESTION["text"].encode()), ("image", png())):
+        for name, value in (("text_input", question.encode()), ("image", png())):
             request.inputs.add(name=name, datatype="BYTES", shape=[1])
             request.raw_input_contents.append(to_raw(of_bytes([value])))
         request.parameters["temperature"].double_param = 0

@@ -16,7 +16,7 @@ from http_serving import HttpServed, http_serving
 from internet import Net, found, says
 from PIL import Image
 from tiny_models import write_tiny
-from tiny_vlms import write_vlm
+from tiny_vlms import SPECIAL, write_vlm
 from vision_golden import golden_path, picture
 
 from carryall import LLM, AsyncLLM, SamplingParams
@@ -100,22 +100,35 @@ INPUT = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text
 GREEDY = {"temperature": 0, "max_tokens": NEW}
 OPTIONS = {"temperature": 0, "num_predict": NEW}
 OLLAMA = {"role": "user", "content": QUESTION, "images": [DATA]}
-DOORS: list[tuple[str, Json, Any]] = [
-    ("/v1/chat/completions", {"messages": user(PART, TEXT), **GREEDY, "ignore_eos": True}, openai_chat),
-    ("/v1/responses", {"input": user(*INPUT), "temperature": 0, "max_output_tokens": NEW}, responses),
-    ("/v1/messages", {"messages": user(BLOCK, TEXT), **GREEDY}, anthropic),
-    ("/api/chat", {"messages": [OLLAMA], "options": OPTIONS, "stream": False}, ollama_chat),
-    (
-        "/api/generate",
-        {"prompt": QUESTION, "images": [DATA], "options": OPTIONS, "stream": False},
-        ollama_generate,
-    ),
-    (
-        "/v2/models/toy/generate",
-        {"text_input": QUESTION, "image": [DATA], "return_num_input_tokens": True, **GREEDY},
-        kserve,
-    ),
-]
+
+
+def doors(question: str) -> list[tuple[str, Json, Any]]:
+    """The path, body and reader of the answer of every door at which a question on a picture is asked."""
+    text = {"type": "text", "text": question}
+    given = [INPUT[0], {"type": "input_text", "text": question}]
+    return [
+        ("/v1/chat/completions", {"messages": user(PART, text), **GREEDY, "ignore_eos": True}, openai_chat),
+        ("/v1/responses", {"input": user(*given), "temperature": 0, "max_output_tokens": NEW}, responses),
+        ("/v1/messages", {"messages": user(BLOCK, text), **GREEDY}, anthropic),
+        (
+            "/api/chat",
+            {"messages": [{**OLLAMA, "content": question}], "options": OPTIONS, "stream": False},
+            ollama_chat,
+        ),
+        (
+            "/api/generate",
+            {"prompt": question, "images": [DATA], "options": OPTIONS, "stream": False},
+            ollama_generate,
+        ),
+        (
+            "/v2/models/toy/generate",
+            {"text_input": question, "image": [DATA], "return_num_input_tokens": True, **GREEDY},
+            kserve,
+        ),
+    ]
+
+
+DOORS = doors(QUESTION)
 
 
 @pytest.mark.long
@@ -127,6 +140,39 @@ def test_every_door_gives_the_answer_of_the_picture_and_counts_its_tokens(packag
                 assert given.status_code == 200, (path, given.text)
                 text, count = read(given.json())
                 assert (path, text, count) == (path, answer, LENGTH)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_special_tokens_that_a_user_types_stay_text_at_every_door(package: Path) -> None:
+    """A typed place for a picture ends no service, and takes no picture's rows (vLLM #57740)."""
+    typed = "".join(SPECIAL)  # a byte is a token where it is text
+    length = LENGTH + len(typed)
+
+    async def scenario() -> None:
+        async with served(package) as service:
+            answers = set()
+            for path, body, read in doors(QUESTION + typed):
+                given = await service.post(path, **body)
+                assert given.status_code == 200, (path, given.text)
+                text, count = read(given.json())
+                assert (path, count) == (path, length)
+                answers.add(text)
+            assert len(answers) == 1
+            alone = [
+                ("/v1/chat/completions", {"messages": user({"type": "text", "text": typed}), **GREEDY}),
+                ("/v1/messages", {"messages": user({"type": "text", "text": typed}), **GREEDY}),
+                ("/api/chat", {"messages": [{"role": "user", "content": typed}], "stream": False}),
+            ]
+            for path, body in alone:
+                assert (await service.post(path, **body)).status_code == 200, path
+            # In a raw prompt they are tokens, of which those of pictures have embeddings of their own.
+            raw: Json = {"inputs": typed, "parameters": {"max_new_tokens": 4}}
+            assert (await service.post("/generate", **raw)).status_code == 200
+            raw = {"prompt": typed, "max_tokens": 4}
+            usage = (await service.post("/v1/completions", **raw)).json()["usage"]
+            assert usage["prompt_tokens"] == len(SPECIAL)
 
     asyncio.run(scenario())
 
@@ -199,6 +245,9 @@ def test_pictures_of_allowed_hosts_are_fetched_at_every_door_of_addresses(packag
             assert len(net.asked) == len(ADDRESSED)
             counted = await service.post("/v1/messages/count_tokens", messages=ADDRESSED[2][1]["messages"])
             assert counted.json()["input_tokens"] == LENGTH
+            low = {"type": "image_url", "image_url": {"url": ADDRESS, "detail": "low"}}
+            given = await service.post(ADDRESSED[0][0], messages=user(low, TEXT), **GREEDY)
+            assert given.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 4
             net.names["plain.example"] = [["10.0.0.1"]]
             refused = await service.post(ADDRESSED[0][0], **ADDRESSED[0][1])
             assert (refused.status_code, "not public" in refused.text) == (400, True)
@@ -244,6 +293,36 @@ def test_usage_tells_the_size_in_which_the_model_sees_each_picture(package: Path
             assert details["image_tokens"] == sum(each["tokens"] for each in seen) < usage["prompt_tokens"]
             assert events[-2]["usage"]["prompt_tokens_details"]["images"] == seen
             assert text["prompt_tokens_details"].keys() == {"cached_tokens"}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.long
+def test_the_detail_of_a_request_changes_the_tokens_of_a_picture(package: Path) -> None:
+    """In SmolVLM low detail is the whole picture in one tile, of 4 tokens here."""
+    low_part = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
+    low_input = {"type": "input_image", "image_url": URL, "detail": "low"}
+    chat, response = "/v1/chat/completions", "/v1/responses"
+
+    async def scenario() -> None:
+        async with served(package) as service:
+            usual = (await service.post(chat, messages=user(PART, TEXT), **GREEDY)).json()
+            low = (await service.post(chat, messages=user(low_part, TEXT), **GREEDY)).json()
+            body = {"input": user(low_input, INPUT[1]), "temperature": 0, "max_output_tokens": NEW}
+            same = (await service.post(response, **body)).json()
+            sizes = [each["usage"]["prompt_tokens_details"]["images"] for each in (usual, low)]
+            assert sizes == [
+                [{"width": 96, "height": 64, "tokens": 28}],
+                [{"width": 32, "height": 32, "tokens": 4}],
+            ]
+            assert same["usage"]["input_tokens_details"]["images"] == sizes[1]
+            assert responses(same)[0] == openai_chat(low)[0]
+            odd: Json = {"type": "image_url", "image_url": {"url": URL, "detail": "best"}}
+            refused = await service.post(chat, messages=user(odd, TEXT), **GREEDY)
+            assert (refused.status_code, "'detail' must be low" in refused.text) == (400, True)
+            odd = {**PART, "max_pixels": 1000}
+            refused = await service.post(chat, messages=user(odd, TEXT), **GREEDY)
+            assert (refused.status_code, "takes no 'min_pixels'" in refused.text) == (400, True)
 
     asyncio.run(scenario())
 
