@@ -35,9 +35,11 @@ from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.cuda import kernels
 from carryall.providers.host import libraries, nvidia
 from carryall.providers.ort import ort
-from carryall.providers.targets import cuda
+from carryall.providers.targets import cpu, cuda
 from carryall.providers.targets.cuda import CudaProvider, uncapturable
 from carryall.runtime.engine.engine import Engine
+from carryall.runtime.models import fastest
+from carryall.runtime.models.loading import load_model
 from carryall.runtime.tasks.random_model import random_model
 from carryall.runtime.tasks.selftest_models import LARGE, in_form, tower
 
@@ -441,6 +443,30 @@ def no_code(folder: Path) -> list[Any]:
     except CarryallError as error:
         return [CudaProvider().available(), f"{type(error).__name__}: {error}"]
     return [CudaProvider().available(), "opened"]
+
+
+def split_auto(folder: Path) -> dict[str, Any]:
+    """Load a model with ``auto`` on a device with ever less memory; return the choices and the bandwidth.
+
+    The host is slow here, so that the device gets what it holds.
+    """
+    nvidia._COPIED = 1 << 20  # type: ignore[attr-defined]
+    cpu.machine.memory_bandwidth = lambda: 1e-3  # type: ignore[attr-defined]
+    fastest.provider_names = lambda: ["cuda"]  # type: ignore[attr-defined]
+    used = _used(0)
+    with _logged_lines() as lines:
+        found: dict[str, Any] = {"bandwidth": CudaProvider().memory_bandwidth({}), "left": _used(0) - used}
+    found["copies"] = [words[2] for words in lines if words[:2] == ["copy", "on-device"]]
+    for megabytes in (400, 12):
+        _stub().stub_memory(ctypes.c_size_t(_used(0) + (megabytes << 20)))
+        loaded = load_model("demo", provider="auto", max_slots=2, context_length=CONTEXT)
+        runner = loaded.runner
+        runner.forward([Row(0, tokens(9), 0)])
+        logits = runner.forward([Row(0, tokens(1), 9)])[0].shape
+        chosen = loaded.choice.provider if loaded.choice is not None else None
+        found[str(megabytes)] = [chosen, loaded.provider, str(loaded.placed), logits]
+        loaded.close()
+    return found
 
 
 def weights(folder: Path, kind: str) -> dict[str, int]:

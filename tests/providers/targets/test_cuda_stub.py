@@ -5,6 +5,8 @@ Kernels compute nothing, so only the values of copies are compared.
 
 from __future__ import annotations
 
+import re
+
 import cuda_stub
 import lowered_forms
 import pytest
@@ -145,6 +147,21 @@ def test_weights_go_from_the_mapped_file_to_the_device_once(form: str) -> None:
     print(found)
     assert found["uploads"] == pytest.approx(found["files"], rel=0.05)
     assert found["held"] < (16 << 20) + 0.25 * found["files"]
+
+
+def test_auto_splits_a_model_that_the_device_does_not_hold() -> None:
+    """Copies within the device measure its bandwidth; beside a slow host it has what it holds."""
+    outcome = cuda_stub.run("split_auto")
+    found = outcome.result
+    assert found["bandwidth"] > 0
+    assert found["left"] == 0
+    assert found["copies"] == [str(1 << 20)] * 24
+    assert found["400"] == ["cuda", "cuda", "None", [1, 4096]]
+    chosen, layers, said, logits = found["12"]
+    assert (chosen, logits) == ("cuda,cpu", [1, 4096])
+    assert re.fullmatch(r"cuda:0-\d,cpu:\d-7", layers)
+    assert f"{layers}; the model needs 15.0 MB, cuda has " in said
+    assert outcome.illegal() == []
 
 
 def test_paged_runs_beyond_the_most_forms_are_not_captured() -> None:
