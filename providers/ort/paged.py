@@ -38,7 +38,8 @@ from ...contract import (
 from ...errors import GraphError, ProviderRuntimeError, ProviderUnavailableError
 from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, STATE_PLACES, TABLE
 from ...records import dataclass
-from ..base import BestLogits, Draw, KVEviction
+from ..base import BestLogits, KVEviction
+from ..draws import controls_of
 from ..kv.block_pool import FREED
 from ..kv.decoder_graph import DecoderGraph, read_graph
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, Span
@@ -51,7 +52,6 @@ from .slot_memory import SlotBinding, shared_value
 # The inputs of runs that can be captured.
 _FIXED = frozenset({INPUT_IDS, POSITION_IDS, LOGITS_POSITIONS, BEGINS, PAST, TABLE, BOUNDS, HIDDEN_STATES})
 _FIXED |= {DRAW, DRAWN_BEFORE, TOKEN_SOURCES}
-_GREEDY, _NO_LIMIT = (1.0, 1.0, 2.0, 0.0, 0.0), 1e9
 
 
 def read_paged_graph(session: Any, source: str) -> DecoderGraph:
@@ -271,7 +271,7 @@ class OrtPagedSession:
             if name in arrays:
                 arrays[name][:tokens, 0], arrays[name][tokens:] = 0 if values is None else values, 0
         if self._draws:
-            arrays[DRAW][...] = controls_of([*batch.draws, *[None] * (form.rows - len(batch.draws))])
+            arrays[DRAW][...] = controls_of(batch.draws, form.rows)
 
     def _bind(self, form: Form) -> _Run:
         """Return a run of a form, which is captured when it runs first."""
@@ -302,7 +302,7 @@ class OrtPagedSession:
         else:
             states, binding = batch.last_hidden_states, self._cached()
         if self._draws:
-            feeds[DRAW] = controls_of([*batch.draws, *[None] * (wanted - len(batch.draws))])
+            feeds[DRAW] = controls_of(batch.draws, wanted)
             sources = np.zeros_like(batch.input_ids) if batch.sources is None else batch.sources
             feeds[TOKEN_SOURCES] = sources[:, None]
         run = self._bound(binding, shapes_of(feeds), bounds, wanted)
@@ -458,24 +458,6 @@ class OrtPagedSession:
     def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
         """See ``PagedSession``. Not supported: the operator rotates keys by their row in the cache."""
         raise ProviderRuntimeError("KV on this device cannot be evicted in parts")
-
-
-def controls_of(draws: Sequence[Draw | None]) -> npt.NDArray[np.float32]:
-    """Return how a device draws tokens, [draws, columns of ``DRAW_COLUMNS``]; None draws any token."""
-    # Rounding of sums must not drop what no limit is set for.
-    columns = [
-        _GREEDY
-        if draw is None or draw.temperature == 0
-        else (
-            1 / draw.temperature,
-            draw.top_k or _NO_LIMIT,
-            draw.top_p if draw.top_p < 1 else 2.0,
-            draw.min_p,
-            draw.uniform,
-        )
-        for draw in draws
-    ]
-    return np.array(columns, np.float32).reshape(len(draws), len(DRAW_COLUMNS))
 
 
 def paged_feeds(
