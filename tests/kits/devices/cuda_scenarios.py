@@ -33,7 +33,7 @@ from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import placement
 from carryall.providers.base import Row, RunnerConfig
 from carryall.providers.cuda import kernels
-from carryall.providers.host import libraries, nvidia
+from carryall.providers.host import libraries, nvidia, selftest_checks
 from carryall.providers.ort import ort
 from carryall.providers.targets import cpu, cuda
 from carryall.providers.targets.cuda import CudaProvider, uncapturable
@@ -42,6 +42,7 @@ from carryall.runtime.models import fastest
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.tasks.random_model import random_model
 from carryall.runtime.tasks.selftest_models import LARGE, in_form, tower
+from carryall.runtime.tasks.selftest_models import decoder as portable
 
 # The environment of the tests also has onnxruntime for the CPU; this process imports onnxruntime-gpu.
 ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
@@ -375,6 +376,28 @@ def tower_of_a_model_that_sees(folder: Path) -> dict[str, list[str]]:
     save_model(lowered_tower, folder / "model.onnx")
     placed = placement.placed_nodes(provider.session(folder / "model.onnx", RunnerConfig())) or {}
     return {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()}
+
+
+def hybrid(folder: Path) -> dict[str, Any]:
+    """Drive a model with recurrent states; return where its nodes lie, and a step's copies and launches."""
+    provider, config = CudaProvider(), RunnerConfig(max_slots=SLOTS, context_length=CONTEXT)
+    passes = provider.explicit_passes(config)
+    assert passes is not None
+    save_model(pipeline.run(portable("lfm2", "float"), passes)[0], folder / "model.onnx")
+    sessions: list[Any] = []
+    with _spied(sessions):
+        runner = provider.runner(folder / "model.onnx", config)
+    selftest_checks.drive(runner)
+    runner.forward([Row(2, tokens(9), 0)])
+    with _logged_lines() as lines:
+        runner.forward([Row(2, tokens(1), 9)])
+    placed = placement.placed_nodes(sessions[0]) or {}
+    runner.close()
+    return {
+        "placed": {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()},
+        "copies": [words[1:3] for words in lines if words[0] == "copy"],
+        "launches": sum(words[0] == "kernel" for words in lines),
+    }
 
 
 def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:

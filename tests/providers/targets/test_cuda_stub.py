@@ -140,6 +140,19 @@ def test_a_tower_lies_on_the_device_without_copies_between_its_nodes() -> None:
     assert outcome.illegal() == []
 
 
+def test_a_model_with_states_lies_on_the_device_and_its_states_stay_there() -> None:
+    """The host gives a step the token, its position, the mask and which logits are wanted."""
+    outcome = cuda_stub.run("hybrid")
+    placed, copies = outcome.result["placed"], outcome.result["copies"]
+    assert set(placed.get("CPUExecutionProvider", [])) <= _SHAPE_OPERATORS
+    assert {"com.microsoft.CausalConvWithState", "Attention", "MatMul"} <= set(placed[CUDA])
+    assert not any("Memcpy" in name for names in placed.values() for name in names)
+    assert sum(int(size) for way, size in copies if way == "upload") < 256
+    assert [size for way, size in copies if way == "download"] == [str(4 * 512)]  # the logits
+    assert 0 < outcome.result["launches"] < 80
+    assert outcome.illegal() == []
+
+
 @pytest.mark.parametrize("form", ["float", "int4"])
 def test_weights_go_from_the_mapped_file_to_the_device_once(form: str) -> None:
     """The host has no second copy of them; a session without weights holds 12 MB."""
