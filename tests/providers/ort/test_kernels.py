@@ -16,6 +16,7 @@ from kernel_table import KernelTable, misfits
 from lowered_forms import CONTEXT, FAMILIES, FORMS, decoder
 from tiny_models import write_tiny
 from tiny_vlms import write_vlm
+from tiny_whisper import write_whisper
 
 import carryall
 from carryall.contract import is_past
@@ -154,6 +155,20 @@ def test_recurrent_states_are_explicit_or_refused(family: str, tmp_path: Path) -
             model = pipeline.run(portable.clone(), explicit)[0]
             assert any(node.op_type == "CausalConvWithState" for node in model.graph)
             assert misfits(model, chosen.table, CPU) == [], name
+
+
+def test_attention_to_the_rows_of_an_encoder_has_kernels_on_cuda_alone(tmp_path: Path) -> None:
+    portable = export_model(write_whisper(tmp_path / "checkpoint", 0))
+    for table, provider, lacking in (
+        (CUDA, CudaProvider(), False),
+        (WEBGPU, WebGpuProvider(), True),
+    ):
+        options = {"compute": "fp16"}
+        passes = provider.explicit_passes(RunnerConfig(context_length=32, options=options))
+        assert passes is not None
+        found = misfits(pipeline.run(portable.clone(), passes)[0], table, CPU)
+        assert all("encoder_attn/Attention: Attention has no kernel" in reason for reason in found)
+        assert bool(found) == lacking
 
 
 @pytest.mark.long

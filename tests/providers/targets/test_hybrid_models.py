@@ -6,16 +6,18 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from device_stand_ins import STAND_INS, CudaOnCpu, DirectMLOnCpu, TensorRTOnCpu, WebGpuOnCpu
 from engine_kit import make_request, run
 from family_cases import write_case
+from tiny_whisper import write_whisper
 
 from carryall.errors import GraphError
 from carryall.exporter.export import export_package
 from carryall.graph_opt.graph.saving import save_model
 from carryall.providers import get_provider
-from carryall.providers.base import Provider, RunnerConfig
+from carryall.providers.base import EncoderOutput, Provider, Row, RunnerConfig
 from carryall.providers.host.selftest_checks import difference, logits_of
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.models.lowered_graph import lower
@@ -81,6 +83,26 @@ def test_requests_get_the_tokens_of_the_cpu(
     assert tokens(CudaOnCpu()) == expected
     assert tokens(WebGpuOnCpu()) == expected
     assert "sequences run one by one" in caplog.text
+
+
+@pytest.mark.long
+def test_attention_to_the_rows_of_an_encoder_is_that_of_the_cpu(tmp_path: Path) -> None:
+    source = resolve_model(export_package(write_whisper(tmp_path / "tiny", 0), tmp_path / "package").path)
+    logits = []
+    for name, provider, options in (
+        ("cpu", get_provider("cpu"), REFERENCE),
+        ("cuda", CudaOnCpu(), {}),
+    ):
+        config = RunnerConfig(max_slots=2, context_length=16, options=dict(options))
+        save_model(lower(source, provider, config), tmp_path / f"{name}.onnx")
+        runner = provider.runner(tmp_path / f"{name}.onnx", config)
+        shape = runner.info.encoder_rows, runner.info.encoder_width
+        states = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        encoder = EncoderOutput(bytes(32), states)
+        first = runner.forward([Row(0, np.arange(1, 6), 0, num_logits=5, encoder=encoder)])[0].copy()
+        logits.append([*first, *runner.forward([Row(0, np.arange(2, 3), 5)])[0]])
+        runner.close()
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-5)
 
 
 @pytest.mark.slow
