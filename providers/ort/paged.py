@@ -51,7 +51,7 @@ from .slot_memory import SlotBinding, shared_value
 
 # The inputs of runs that can be captured.
 _FIXED = frozenset({INPUT_IDS, POSITION_IDS, LOGITS_POSITIONS, BEGINS, PAST, TABLE, BOUNDS, HIDDEN_STATES})
-_FIXED |= {DRAW, DRAWN_BEFORE, TOKEN_SOURCES}
+_FIXED |= {DRAW, DRAWN_BEFORE, TOKEN_SOURCES, IMAGE_STATES, IMAGE_ROWS, ROPE_POSITIONS}
 
 
 def read_paged_graph(session: Any, source: str) -> DecoderGraph:
@@ -224,6 +224,8 @@ class OrtPagedSession:
             return None
         if len(batch.logits_positions) > max(1, len(batch.past_lens)):
             return None
+        if batch.image_rows is not None and (batch.image_rows >= 0).any():
+            return None
         form = self._forms.choose(
             StepSizes(
                 tokens=int(batch.begins[-1]),
@@ -270,6 +272,12 @@ class OrtPagedSession:
         for name, values in flat.items():
             if name in arrays:
                 arrays[name][:tokens, 0], arrays[name][tokens:] = 0 if values is None else values, 0
+        if IMAGE_ROWS in arrays:
+            arrays[IMAGE_STATES][...], arrays[IMAGE_ROWS][...] = 0, -1
+        if ROPE_POSITIONS in arrays:
+            arrays[ROPE_POSITIONS][...] = 0
+            if batch.rope_positions is not None:
+                arrays[ROPE_POSITIONS][:, :tokens, 0] = batch.rope_positions
         if self._draws:
             arrays[DRAW][...] = controls_of(batch.draws, form.rows)
 
@@ -281,6 +289,9 @@ class OrtPagedSession:
             POSITION_IDS: ((form.tokens, 1), int64),
             HIDDEN_STATES: ((form.tokens, 1, self._graph.hidden_size or 0), float32),
             TOKEN_SOURCES: ((form.tokens, 1), int64),
+            IMAGE_STATES: ((1, self._graph.image_width), float32),
+            IMAGE_ROWS: ((form.tokens, 1), int64),
+            ROPE_POSITIONS: ((self._graph.rope_axes, form.tokens, 1), int64),
             LOGITS_POSITIONS: ((form.rows,), int64),
             DRAW: ((form.rows, len(DRAW_COLUMNS)), float32),
             BEGINS: ((form.rows + 1,), int32),

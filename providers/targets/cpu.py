@@ -77,7 +77,6 @@ class CpuProvider(OrtProvider):
 
     name = "cpu"
     execution_provider = ort.CPU
-    takes_images = True
     takes_ranks = True
     kernels = CPU
     options: ClassVar[type[Any]] = CpuOptions
@@ -119,6 +118,9 @@ class CpuProvider(OrtProvider):
     def holds_angles(self, config: RunnerConfig) -> bool:
         """Return whether the kernels of attention are onnxruntime's; carryall's take the angles of a step."""
         return config.options.get("kernels") != CARRYALL or config.options.get("kv_memory") != _PAGED
+
+    def takes_images(self, config: RunnerConfig) -> bool:
+        return True
 
     def takes_stacks(self, config: RunnerConfig) -> bool:
         """Return whether carryall's kernels compute with the blocks of GGUF files."""

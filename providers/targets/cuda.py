@@ -172,6 +172,10 @@ class CudaProvider(NvidiaProvider):
         own = {"device": device, "cuda_graphs": False, "top_logits": 0}
         return dataclasses.replace(config, options={**config.options, **own})
 
+    def takes_images(self, config: RunnerConfig) -> bool:
+        """Return whether KV is in blocks; slots have no inputs for pictures."""
+        return is_paged(self.checked_options(config.options))
+
     def kernels_complaint(self, index: int) -> str | None:
         """Return why carryall's kernels cannot be used on a device, None if they can."""
         key = type(self), index

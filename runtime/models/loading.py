@@ -377,7 +377,7 @@ def _open(
         runner, graphs = pipeline_runner(source, target, config, asked.pipeline, stages, progress)
         return runner, f"{source.content_key} {provider} pipeline {stages}", graphs
     changes = [lora_branches(source, asked.lora_modules)] if config.max_loras else []
-    if not changes and source.sees and target.takes_images:
+    if not changes and source.sees and target.takes_images(config):
         changes = [image_inputs()]
     if (folder := drafter_folder(asked.speculative)) is not None:
         from .drafters import layer_states

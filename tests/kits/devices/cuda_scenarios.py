@@ -24,7 +24,9 @@ from device_stand_ins import threaded
 from engine_kit import make_request
 from engine_kit import run as run_engine
 from lowered_forms import CONTEXT, decoder
+from tiny_vlms import write_vlm
 
+import carryall
 from carryall import LLM, SamplingParams
 from carryall.errors import CarryallError
 from carryall.graph_opt.graph.load import read_model
@@ -40,6 +42,9 @@ from carryall.providers.targets.cuda import CudaProvider, uncapturable
 from carryall.runtime.engine.engine import Engine
 from carryall.runtime.models import fastest
 from carryall.runtime.models.loading import load_model
+from carryall.runtime.models.lowered_graph import lower
+from carryall.runtime.models.lowering import image_inputs
+from carryall.runtime.models.model_source import resolve_model
 from carryall.runtime.tasks.random_model import random_model
 from carryall.runtime.tasks.selftest_models import LARGE, in_form, tower
 from carryall.runtime.tasks.selftest_models import decoder as portable
@@ -374,8 +379,7 @@ def tower_of_a_model_that_sees(folder: Path) -> dict[str, list[str]]:
     provider = CudaProvider()
     lowered_tower, _ = pipeline.run(tower(), provider.tower_passes(RunnerConfig()))
     save_model(lowered_tower, folder / "model.onnx")
-    placed = placement.placed_nodes(provider.session(folder / "model.onnx", RunnerConfig())) or {}
-    return {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()}
+    return _operators(provider.session(folder / "model.onnx", RunnerConfig()))
 
 
 def hybrid(folder: Path) -> dict[str, Any]:
@@ -391,13 +395,37 @@ def hybrid(folder: Path) -> dict[str, Any]:
     runner.forward([Row(2, tokens(9), 0)])
     with _logged_lines() as lines:
         runner.forward([Row(2, tokens(1), 9)])
-    placed = placement.placed_nodes(sessions[0]) or {}
     runner.close()
     return {
-        "placed": {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()},
+        "placed": _operators(sessions[0]),
         "copies": [words[1:3] for words in lines if words[0] == "copy"],
         "launches": sum(words[0] == "kernel" for words in lines),
     }
+
+
+def pictures(folder: Path) -> dict[str, Any]:
+    """Run a prompt with a picture and steps on a paged runner; return where nodes lie, and the replays."""
+    carryall.export(write_vlm(folder / "checkpoint", "qwen3_vl"), folder / "package")
+    config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, options={"kv_memory": "paged"})
+    source = resolve_model(folder / "package")
+    save_model(lower(source, CudaProvider(), config, [image_inputs()]), folder / "model.onnx")
+    sessions: list[Any] = []
+    with _spied(sessions):
+        runner = CudaProvider().runner(folder / "model.onnx", config)
+    states = np.ones((4, runner.info.image_width), np.float32)
+    seen = {"image_states": states, "image_rows": np.array([-1, 0, 1, 2, 3])}
+    before = _replays()
+    runner.forward([Row(0, tokens(9), 0, **seen)])
+    found: dict[str, Any] = {"prompt": _replays() - before}
+    for step in range(3):
+        runner.forward([Row(0, tokens(1), 9 + step)])
+    found["steps"] = _replays() - before
+    placed = placement.placed_nodes(sessions[0]) or {}
+    found["placed"] = {
+        name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()
+    }
+    runner.close()
+    return found
 
 
 def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:
@@ -531,6 +559,12 @@ def _anonymous() -> int:
     """Return the bytes of this process's memory that no file backs."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
     return 1024 * int(line.split()[1])
+
+
+def _operators(session: Any) -> dict[str, list[str]]:
+    """Return the operators of a session by execution provider."""
+    placed = placement.placed_nodes(session) or {}
+    return {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()}
 
 
 class _spied:  # noqa: N801 - a context manager

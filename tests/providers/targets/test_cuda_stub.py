@@ -153,6 +153,15 @@ def test_a_model_with_states_lies_on_the_device_and_its_states_stay_there() -> N
     assert outcome.illegal() == []
 
 
+def test_a_prompt_with_a_picture_runs_and_the_steps_after_it_are_replayed() -> None:
+    outcome = cuda_stub.run("pictures")
+    found = outcome.result
+    assert (found["prompt"], found["steps"]) == (0, 3)
+    assert set(found["placed"].get("CPUExecutionProvider", [])) <= _SHAPE_OPERATORS
+    assert not any("Memcpy" in name for names in found["placed"].values() for name in names)
+    assert outcome.illegal() == []
+
+
 @pytest.mark.parametrize("form", ["float", "int4"])
 def test_weights_go_from_the_mapped_file_to_the_device_once(form: str) -> None:
     """The host has no second copy of them; a session without weights holds 12 MB."""
