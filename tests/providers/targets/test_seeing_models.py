@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_stand_ins import CudaOnCpu, PagedCudaOnCpu, threaded
+from device_stand_ins import CudaOnCpu, PagedCudaOnCpu
 from kernel_rules import CPU, CUDA
 from kernel_table import KernelTable, misfits
 from tiny_vlms import write_vlm
@@ -17,6 +17,8 @@ import carryall
 from carryall.graph_opt.graph.saving import save_model
 from carryall.providers import get_provider
 from carryall.providers.base import Provider, Row, Runner, RunnerConfig
+from carryall.providers.ort.paged import OrtPagedSession
+from carryall.providers.runners.paged_runner import PagedBatch
 from carryall.providers.targets.cuda import CudaProvider
 from carryall.runtime.models.lowered_graph import lower
 from carryall.runtime.models.lowering import image_inputs
@@ -77,16 +79,23 @@ def test_prompts_with_pictures_have_the_logits_of_the_cpu(source: SourceModel, t
 
 @pytest.mark.long
 @pytest.mark.parametrize("source", IN_BLOCKS, indirect=True)
-def test_steps_without_a_new_picture_are_captured(source: SourceModel, tmp_path: Path) -> None:
+def test_steps_without_a_new_picture_are_captured(
+    source: SourceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner = opened(source, PagedCudaOnCpu(), tmp_path)
-    session = threaded(runner).session
-    assert {1, 2} <= {form.rows for form in session.captured}
-    prompt = Row(0, TEXT, 0, **pictured(runner))
-    known = set(session.captured)
-    runner.forward([prompt])
-    assert set(session.captured) == known
-    runner.forward([Row(1, np.arange(1, 64), 0)])
-    assert {form.tokens for form in set(session.captured) - known} == {64}
+    sizes, exact = list[int](), OrtPagedSession._exact
+
+    def counted(session: OrtPagedSession, batch: PagedBatch) -> Any:
+        sizes.append(len(batch.input_ids))
+        return exact(session, batch)
+
+    monkeypatch.setattr(OrtPagedSession, "_exact", counted)
+    runner.forward([Row(0, TEXT, 0, **pictured(runner))])
+    assert sizes == [12]
+    for step in range(3):
+        runner.forward([Row(0, TEXT[:1], 12 + step)])
+    runner.forward([Row(1, TEXT, 0)])
+    assert sizes == [12]
     runner.close()
 
 
