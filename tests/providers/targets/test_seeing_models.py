@@ -19,6 +19,7 @@ from carryall.providers import get_provider
 from carryall.providers.base import Provider, Row, Runner, RunnerConfig
 from carryall.providers.ort.paged import OrtPagedSession
 from carryall.providers.runners.paged_runner import PagedBatch
+from carryall.providers.targets import cuda
 from carryall.providers.targets.cuda import CudaProvider
 from carryall.runtime.models.lowered_graph import lower
 from carryall.runtime.models.lowering import image_inputs
@@ -82,6 +83,7 @@ def test_prompts_with_pictures_have_the_logits_of_the_cpu(source: SourceModel, t
 def test_steps_without_a_new_picture_are_captured(
     source: SourceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cuda, "_GRAPH_BYTES", 1)  # as many as there are
     runner = opened(source, PagedCudaOnCpu(), tmp_path)
     sizes, exact = list[int](), OrtPagedSession._exact
 
