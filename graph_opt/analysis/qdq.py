@@ -89,23 +89,42 @@ def joins_pairs(source: ir.Value, output: ir.Value) -> bool:
     """Return whether reading ``source`` instead of ``output`` puts two unequal pairs in a row.
 
     onnxruntime's default optimizations replace Q DQ Q DQ by one pair, even if the parameters differ
-    (DoubleQDQPairsRemover): results move by up to a step of the coarser pair.
+    (DoubleQDQPairsRemover): results move by up to a step of the coarser pair. Transposes between the pairs
+    count for nothing, because those optimizations may cancel them before.
     """
-    maker = source.producer()
-    before = (
-        None if maker is None or not maker.inputs or maker.inputs[0] is None else maker.inputs[0].producer()
-    )
-    for reader in (use.node for use in output.uses()):
+    maker = _maker(source)
+    before = _maker(None if maker is None or not maker.inputs else maker.inputs[0])
+    for reader in _readers(output):
         if _is(maker, _DEQUANTIZE) and _is(reader, _QUANTIZE):
             if _is(before, _QUANTIZE) and _differ(maker, reader):
                 return True
         elif _is(maker, _QUANTIZE) and _is(reader, _DEQUANTIZE):
-            behind = [use.node for use in reader.outputs[0].uses()]
+            behind = _readers(reader.outputs[0])
             if (_is(before, _DEQUANTIZE) and _differ(before, maker)) or any(
                 _is(node, _QUANTIZE) and _differ(reader, node) for node in behind
             ):
                 return True
     return False
+
+
+def _maker(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that makes a value, or what Transposes rearrange to it."""
+    node = None if value is None else value.producer()
+    while _is(node, "Transpose"):
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    return node
+
+
+def _readers(value: ir.Value) -> list[ir.Node]:
+    """Return the nodes that read a value, or what Transposes rearrange it to."""
+    readers, pending = list[ir.Node](), [value]
+    while pending:
+        for node in pending.pop().consumers():
+            if _is(node, "Transpose"):
+                pending.append(node.outputs[0])
+            else:
+                readers.append(node)
+    return readers
 
 
 def rounds_product(source: ir.Value | None, output: ir.Value) -> bool:

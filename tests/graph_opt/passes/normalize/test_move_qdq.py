@@ -351,8 +351,6 @@ def test_pairs_of_other_parameters_are_not_made_neighbours(
     """Where onnxruntime's defaults keep the source's numbers, they keep the optimized graph's."""
     if any(a in PAIRS and b in PAIRS and a != b for a, b in itertools.pairwise([before, *steps, behind])):
         return  # the source has them
-    if steps.count(TURNS[0]) > 1:
-        return  # onnxruntime cancels two transposes wherever they stand, and merges the pairs around them
     lines, last = [], "x"
     for number, step in enumerate([before, *steps, behind]):
         new = f"v{number}"
