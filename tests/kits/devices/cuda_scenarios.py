@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cuda_stub import VERSION
 from device_stand_ins import threaded
 from engine_kit import make_request
 from engine_kit import run as run_engine
@@ -34,7 +33,6 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import placement
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.cuda import kernels
 from carryall.providers.host import libraries, nvidia, selftest_checks
 from carryall.providers.ort import ort
 from carryall.providers.targets import cpu, cuda
@@ -48,18 +46,6 @@ from carryall.runtime.models.model_source import resolve_model
 from carryall.runtime.tasks.random_model import random_model
 from carryall.runtime.tasks.selftest_models import LARGE, in_form, tower
 from carryall.runtime.tasks.selftest_models import decoder as portable
-
-# The environment of the tests also has onnxruntime for the CPU; this process imports onnxruntime-gpu.
-ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
-
-# The stub's kernels compute nothing that could agree.
-cuda.joint_prompts_agree = lambda runner: True  # type: ignore[attr-defined]
-cuda.padded_runs_agree = lambda runner, pad: True  # type: ignore[attr-defined]
-cuda.self_test = lambda open_session: None  # type: ignore[attr-defined]
-cuda.paged_self_test = lambda open_session, device: None  # type: ignore[attr-defined]
-# NVRTC asks the driver for functions that the stub lacks; the stub runs no machine code.
-kernels.Nvrtc = lambda: None  # type: ignore[attr-defined,assignment,misc]
-kernels.kernel_images = lambda compiler, capability: [b"\0"]
 
 SLOTS = 4
 

@@ -25,6 +25,10 @@ FORMS = [
     "int4,kv_memory=paged",
     "int8-kv,kv_memory=paged",
     "int8-kv-tensor,kv_memory=paged,kv_cache=fp8",
+    "float,kv_memory=paged,kernels=carryall",
+    "int4-minima,kv_memory=paged,kernels=carryall",
+    "int8-kv,kv_memory=paged,kernels=carryall",
+    "int8-kv-tensor,kv_memory=paged,kv_cache=fp8,kernels=carryall",
     "float,cuda_graphs=false",
     "float,kv_memory=paged,cuda_graphs=false",
 ]
