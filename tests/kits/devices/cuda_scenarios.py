@@ -399,9 +399,9 @@ def pictures(folder: Path) -> dict[str, Any]:
     with _spied(sessions):
         runner = CudaProvider().runner(folder / "model.onnx", config)
     states = np.ones((4, runner.info.image_width), np.float32)
-    seen = {"image_states": states, "image_rows": np.array([-1, 0, 1, 2, 3])}
+    rows = np.array([-1, 0, 1, 2, 3])
     before = _replays()
-    runner.forward([Row(0, tokens(9), 0, **seen)])
+    runner.forward([Row(0, tokens(9), 0, image_states=states, image_rows=rows)])
     found: dict[str, Any] = {"prompt": _replays() - before}
     for step in range(3):
         runner.forward([Row(0, tokens(1), 9 + step)])
@@ -487,7 +487,7 @@ def split_auto(folder: Path) -> dict[str, Any]:
 
     The host is slow here, so that the device gets what it holds.
     """
-    nvidia._COPIED = 1 << 20  # type: ignore[attr-defined]
+    nvidia._COPIED = 1 << 20
     cpu.machine.memory_bandwidth = lambda: 1e-3  # type: ignore[attr-defined]
     fastest.provider_names = lambda: ["cuda"]  # type: ignore[attr-defined]
     used = _used(0)

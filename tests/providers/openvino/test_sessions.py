@@ -29,7 +29,7 @@ CONTEXT, SLOTS, VOCAB = 200, 6, 260
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
-    model, runners = export_model(write_tiny("qwen3", tmp_path / "checkpoint")), []
+    model, runners = export_model(write_tiny("qwen3", tmp_path / "checkpoint")), list[Any]()
     target = get_provider("openvino")
 
     def opener(**options: Any) -> Any:

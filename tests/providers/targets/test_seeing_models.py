@@ -62,8 +62,8 @@ def logits(runner: Runner) -> np.ndarray[Any, Any]:
     found[0] = [part.copy() for part in found[0]]
     for step in range(3):
         axes = runner.info.rope_axes
-        behind = {"rope_positions": np.full((axes, 1), 12 + step)} if axes else {}
-        rows = [Row(0, TEXT[:1], 12 + step, **behind), Row(1, TEXT[:1], 5 + step)]
+        places = np.full((axes, 1), 12 + step) if axes else None
+        rows = [Row(0, TEXT[:1], 12 + step, rope_positions=places), Row(1, TEXT[:1], 5 + step)]
         found.append([part.copy() for part in runner.forward(rows)])
     runner.close()
     return np.concatenate([part for parts in found for part in parts])
