@@ -194,9 +194,15 @@ class Decoder(GraphWriter):
                 self._encoder_mask = self.op("Expand", mask, shape)
         return self._encoder_mask
 
-    def finish(self, logits: ir.Value) -> ir.Model:
-        """Add the outputs and return the model. ``logits`` is float32 [batch, sequence, vocab]."""
-        self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", "sequence", self.config.vocab_size))
+    def finish(self, logits: ir.Value, tokens: int | None = None) -> ir.Model:
+        """Add the outputs and return the model.
+
+        Args:
+            logits: float32 [batch, sequence, tokens].
+            tokens: of how many tokens there are logits, by default of all.
+        """
+        columns = self.config.vocab_size if tokens is None else tokens
+        self.output(logits, LOGITS, ir.DataType.FLOAT, ("batch", "sequence", columns))
         for layer, values in sorted(self._present.items()):
             for value, kind in zip(values, ("key", "value"), strict=True):
                 self.output(value, present_name(layer, kind), ir.DataType.FLOAT, self._kv_shape(layer, TOTAL))

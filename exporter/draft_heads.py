@@ -14,6 +14,7 @@ from ..storage.stored_tensor import StoredTensor
 from .config import DecoderConfig, RawConfig, context_lengths
 from .decoder import Decoder
 from .family import family, normalised_config
+from .layers.draft_heads import drafted_tokens
 from .safetensors_files import safetensors_of
 from .weights import Checkpoint
 
@@ -45,7 +46,7 @@ def draft_head_model(
     if not count or not hasattr(module, "draft_head"):
         return None
     net = Decoder(_head_config(config, count), checkpoint)
-    model = net.finish(module.draft_head(net))
+    model = net.finish(module.draft_head(net), drafted_tokens(config.vocab_size))
     model.metadata_props[CONTEXT_LENGTH] = str(context_lengths(raw)[1])
     return model
 

@@ -14,7 +14,11 @@ from ...contract import HIDDEN_STATES
 from ...records import dataclass
 from ..decoder import Decoder
 from .decoders import embedding, lm_head
-from .projections import linear
+from .elementwise import softcap
+from .projections import linear, selected_linear
+
+FREQUENT_TOKENS = 65_536
+_HEAD = "lm_head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def draft_head(
         embedding_name: the checkpoint's name of the decoder's embedding.
 
     Returns:
-        Logits [batch, sequence, vocab].
+        Logits [batch, sequence, tokens], see ``drafted_tokens``.
     """
     size = net.config.hidden_size
     states = net.input(HIDDEN_STATES, ir.DataType.FLOAT, ("batch", "sequence", size))
@@ -77,4 +81,25 @@ def draft_head(
             x = layer(net, number, x)
     with net.scope(names.module):
         x = norm(net, names.norm, x)
-    return lm_head(net, x, embedding_name=embedding_name)
+    return _frequent_logits(net, x, embedding_name)
+
+
+def drafted_tokens(vocab_size: int) -> int:
+    """Return from how many tokens of a vocabulary, its first ones, a head chooses."""
+    return min(vocab_size, FREQUENT_TOKENS)
+
+
+def _frequent_logits(net: Decoder, x: ir.Value, embedding_name: str) -> ir.Value:
+    """Return the logits of the first tokens of a large vocabulary, whose product would cost most of the head.
+
+    Tokenizers number tokens in the order of their merges, so the first ones are the frequent ones (FR-Spec,
+    https://arxiv.org/abs/2502.14856, which counts them in a text). Others are never proposed.
+    """
+    c = net.config
+    count = drafted_tokens(c.vocab_size)
+    if count == c.vocab_size:
+        return lm_head(net, x, embedding_name=embedding_name)
+    tied = c.tie_word_embeddings and not net.checkpoint.differ(f"{embedding_name}.weight", f"{_HEAD}.weight")
+    stored = embedding_name if tied else _HEAD
+    logits = selected_linear(net, stored, _HEAD, x, (c.vocab_size, c.hidden_size), lambda rows: rows[:count])
+    return softcap(net, logits, c.final_softcap)

@@ -18,6 +18,7 @@ from ...errors import GraphError, ModelNotFoundError, ProviderUnavailableError
 from ...graph_opt.lower.pipelines.paged_form import DOMAIN, OPERATOR
 from ...storage.root import cache_root
 from ..host.machine import has_exact_byte_sums
+from .recurrent import causal_convolution, linear_attention
 from .trial import ends_process
 
 KEY_CACHE_INPUT, VALUE_CACHE_INPUT = 3, 4
@@ -88,6 +89,8 @@ def _core() -> Any:
     """
     core = openvino.Core()
     core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _paged_attention))
+    core.add_extension(ConversionExtension("LinearAttention", "", linear_attention))
+    core.add_extension(ConversionExtension("CausalConvWithState", "", causal_convolution))
     if not has_exact_byte_sums() and "CPU" in core.available_devices:
         core.set_property("CPU", {_INTEGER_PRODUCTS: False})
     return core
@@ -135,9 +138,21 @@ def compile_model(core: Any, model: Any, device: str, settings: Mapping[str, str
         GraphError: the device cannot run the model.
     """
     try:
-        return core.compile_model(model, device, {**settings, "CACHE_DIR": str(_cache_folder())})
+        compiled = core.compile_model(model, device, {**settings, "CACHE_DIR": str(_cache_folder())})
+        if compiled.get_property("LOADED_FROM_CACHE") and _rotates(compiled):
+            compiled = core.compile_model(model, device, settings)
+        return compiled
     except RuntimeError as error:
         raise GraphError(f"OpenVINO cannot compile this model for {device}: {one_line(error)}") from error
+
+
+def _rotates(compiled: Any) -> bool:
+    """Return whether a compiled model has a rotary embedding of OpenVINO's.
+
+    A cached one reads the angles of the second half behind those of the first, where no angles are (2026.4).
+    """
+    nodes = compiled.get_runtime_model().get_ops()
+    return any(str(node.get_rt_info()["layerType"].astype(str)).lower() == "rope" for node in nodes)
 
 
 def own_precision(core: Any, device: str) -> str:

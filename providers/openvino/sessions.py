@@ -209,9 +209,10 @@ class OpenVinoExplicitSession:
             for name, array in feeds.items():
                 self._request.set_tensor(name, openvino.Tensor(array))
             for name, tensor in zip(self.graph.explicit_inputs, past, strict=True):
-                batch, heads, length, size = tensor.shape
-                rows = feeds[ENCODER_STATES if name in self.graph.encoder_caches else INPUT_IDS]
-                shape = [batch, heads, length + rows.shape[1], size]
+                shape = list(tensor.shape)
+                if name not in self.graph.states:
+                    rows = feeds[ENCODER_STATES if name in self.graph.encoder_caches else INPUT_IDS]
+                    shape[2] += rows.shape[1]
                 present.append(openvino.Tensor(tensor.element_type, openvino.Shape(shape)))
                 self._request.set_tensor(name, tensor)
                 self._request.set_tensor(present_of(name), present[-1])

@@ -128,6 +128,7 @@ class OrtProvider(Provider):
             draws=is_paged(options) and bool(options.get("steps_ahead")),
             paged=is_paged(options),
             compressed_kv=options.get("latent_kv") == "compressed",
+            bfloat16_states=options.get("state_cache") == "bfloat16",
         )
 
     def _open(

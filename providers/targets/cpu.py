@@ -54,6 +54,9 @@ class CpuOptions(Checked):
         latent_kv: ``compressed`` keeps the compressed keys and values of latent attention (DeepSeek, GLM 4.7
             Flash, MiniCPM 3, Youtu) in place of those of all heads, with ``kv_memory=paged``: far less
             memory; prompts take longer.
+        state_cache: ``bfloat16`` halves the memory of the recurrent states of linear attention and Mamba-2,
+            with ``kv_memory=paged``: they are rounded after every second token of a text, so results are
+            less exact, and still the same bits however a text is computed.
         tower: ``int8`` computes products of ``vision.onnx`` and ``audio.onnx`` with weights and activations
             of 8 bits, and attention of ``vision.onnx`` with keys and values of 8 bits, by carryall's kernels:
             a picture takes less time, and is seen less exactly. ``bfloat16`` computes them by those kernels
@@ -68,6 +71,7 @@ class CpuOptions(Checked):
     kernels: Literal["auto", "carryall", "onnxruntime"] = "auto"
     kv_memory: Literal["auto", "paged", "explicit"] = "auto"
     latent_kv: Literal["expanded", "compressed"] = "expanded"
+    state_cache: Literal["float32", "bfloat16"] = "float32"
     tower: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     wide_products: Literal["auto", "off"] = "auto"
 

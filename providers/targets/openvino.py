@@ -21,6 +21,7 @@ from ...contract import (
     TOP_LOGITS,
     is_past,
     is_past_encoder,
+    is_past_state,
 )
 from ...errors import (
     GraphError,
@@ -169,7 +170,7 @@ class OpenVinoProvider(Provider):
         """
         facts = _facts(model, config)
         length = facts.graph.context_length or 0
-        if facts.graph.caches:
+        if facts.graph.caches or facts.graph.states:
             return self._explicit_runner(model, config, facts)
         settings = self.checked_options(config.options)
         core, compiled = self._compile(model, config, facts)
@@ -226,7 +227,7 @@ class OpenVinoProvider(Provider):
             for name, key in _PROPERTIES.items()
             if name in names and settings[name] != _DEVICES_CHOICE
         }
-        if facts is not None and not facts.graph.caches:
+        if facts is not None and not (facts.graph.caches or facts.graph.states):
             precision = settings["inference_precision"]
             if precision == _DEVICES_CHOICE:
                 precision = own_precision(core, device)
@@ -284,6 +285,11 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
         hidden_width=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
         num_tokens=None if num_tokens is None else int(num_tokens),
         top_logits=static_size(outputs.get(TOP_LOGITS), -1) or 0,
+        states={
+            name: tuple(static_size(value, axis) or 0 for axis in range(1, len(value.shape or ())))
+            for name, value in inputs.items()
+            if is_past_state(name)
+        },
         lora_modules=lora_modules({name: list(value.shape or ()) for name, value in inputs.items()}),
         encoder_caches=_explicit_caches(inputs, is_past_encoder),
         encoder_width=static_size(inputs.get(ENCODER_STATES), -1) or 0,

@@ -248,6 +248,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bailing_hybrid-whole-group": ("bailing_hybrid", {"num_hidden_layers": 3}),
     "bailing_hybrid-unbounded": ("bailing_hybrid", {"kda_safe_gate": False, "q_lora_rank": 12}),
     "bitnet": ("bitnet", {}),
+    "bitnet-silu-tied": ("bitnet", {"hidden_act": "silu", "tie_word_embeddings": True}),
     "phimoe": ("phimoe", {}),
     "phimoe-published": (
         "phimoe",

@@ -31,6 +31,7 @@ FAMILIES = (
 CONVERTED = (
     *(
         "apertus",
+        "bitnet-silu-tied",
         "cohere2-four",
         "stablelm",
         "deepseek_v2-groups-yarn",

@@ -38,20 +38,13 @@ _TRANSPOSED = [0, 2, 1]
 class RefuseStatesPass(GraphPass):
     """Refuse a graph with recurrent states or an encoder's rows, which are explicit where that is possible.
 
-    Args:
-        encoders: whether an encoder's rows are refused too.
-
     Raises:
         UnsupportedAttentionError: the graph has such inputs.
     """
 
-    def __init__(self, *, encoders: bool = True) -> None:
-        super().__init__()
-        self._encoders = encoders
-
     def rewrite(self, graph: ir.Graph) -> None:
         """Check the inputs."""
-        if self._encoders and find_input(graph, ENCODER_STATES) is not None:
+        if find_input(graph, ENCODER_STATES) is not None:
             raise UnsupportedAttentionError(
                 "the graph attends to rows of an encoder, which these slots and blocks do not hold"
             )
@@ -79,9 +72,17 @@ class NativeStatesPass(GraphPass):
     The states of all sequences are one input for each layer and kind, written in place; ``STATE_PLACES``,
     [rows], has the index of each row's. A batch has no padding, so products with the attention mask go.
 
+    Args:
+        bfloat16: store the states of linear attention in bfloat16, rounded after each pair of tokens;
+            arithmetic and the states of convolutions stay float32.
+
     Raises:
         UnsupportedAttentionError: the kernels do not compute such a layer.
     """
+
+    def __init__(self, *, bfloat16: bool = False) -> None:
+        super().__init__()
+        self._bfloat16 = bfloat16
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Rewrite the nodes, then the inputs and outputs of the states."""
@@ -95,7 +96,7 @@ class NativeStatesPass(GraphPass):
         places = ir.val(STATE_PLACES, ir.DataType.INT32, ["rows"])
         graph.inputs.append(places)
         for node in delta:
-            _delta_rule(graph, node, begins, places)
+            _delta_rule(graph, node, begins, places, bfloat16=self._bfloat16)
         for node in convolutions:
             _short_convolution(graph, node, begins, places)
         for node in list(nodes_of(graph, "Mul")):
@@ -103,7 +104,9 @@ class NativeStatesPass(GraphPass):
         self.fired += len(delta) + len(convolutions)
 
 
-def _delta_rule(graph: ir.Graph, node: ir.Node, begins: ir.Value, places: ir.Value) -> None:
+def _delta_rule(
+    graph: ir.Graph, node: ir.Node, begins: ir.Value, places: ir.Value, *, bfloat16: bool
+) -> None:
     query, key, value, states, decay, beta = [*node.inputs, *[None] * 6][:6]
     heads, rule = int_attribute(node, "kv_num_heads", 0), text_attribute(node, "update_rule", "gated_delta")
     sizes = [static_size(states, axis) for axis in (1, 2, 3)]
@@ -121,6 +124,7 @@ def _delta_rule(graph: ir.Graph, node: ir.Node, begins: ir.Value, places: ir.Val
         "key_size": key_size,
         "value_size": value_size,
         "scale": float_attribute(node, "scale", 0.0) or key_size**-0.5,
+        "bfloat16": int(bfloat16),
     }
     operands = [query, key, value, decay, beta, states, begins, places]
     lowered = insert(node, "DeltaRule", operands, attributes, domain=DOMAIN)
@@ -128,7 +132,8 @@ def _delta_rule(graph: ir.Graph, node: ir.Node, begins: ir.Value, places: ir.Val
     replace(node.outputs[0], lowered.outputs[0])
     tiles, key_lines = value_size // _LANES, -(-key_size // _LANES)
     held = 2 * key_lines + tiles + 1  # lines of a token that the states do not contain yet; see recurrent.h
-    _keep_in_place(graph, node, states, [heads, tiles * key_size + held, _LANES])
+    content = -(-tiles * key_size // 2) if bfloat16 else tiles * key_size  # lines of 16 floats
+    _keep_in_place(graph, node, states, [heads, content + held, _LANES])
 
 
 def _short_convolution(graph: ir.Graph, node: ir.Node, begins: ir.Value, places: ir.Value) -> None:

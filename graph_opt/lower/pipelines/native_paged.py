@@ -40,7 +40,12 @@ FORM = PagedForm(
 
 
 def native_paged_passes(
-    context_length: int, scales: CacheScales, cache_type: str, *, compressed: bool = False
+    context_length: int,
+    scales: CacheScales,
+    cache_type: str,
+    *,
+    compressed: bool = False,
+    bfloat16_states: bool = False,
 ) -> list[ir.passes.PassBase]:
     """Return the passes that replace those for slots.
 
@@ -50,12 +55,13 @@ def native_paged_passes(
             for each token and head.
         cache_type: ``float32``, ``bfloat16`` or ``int8``; ``auto``: see ``NativeAttentionPass``.
         compressed: see ``LatentCachePass``.
+        bfloat16_states: see ``NativeStatesPass``.
     """
     return [
         *([LatentCachePass()] if compressed else []),
         SharedCachePass(),
         PagedAttentionPass(context_length, scales, FORM),
-        NativeStatesPass(),
+        NativeStatesPass(bfloat16=bfloat16_states),
         RopeTablesPass(context_length),
         RemoveUnusedNodesPass(),
         PagedInputsPass(FORM),

@@ -316,7 +316,7 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
     scales = CacheScales()
     return [
         RequireDynamicSequencePass(),
-        RefuseStatesPass(encoders=not explicit),  # OpenVINO 2026.4 converts no operator with states
+        *([] if explicit else [RefuseStatesPass()]),
         Float8WeightsPass(),
         WeightOnlyProductsPass(),
         SplitMinimaPass(),

@@ -78,6 +78,7 @@ class SlotOptions:
         paged: keep KV in blocks instead of slots; the target must have a kernel for that.
         explicit: keep attention and caches of the portable graph: past in, present out.
         compressed_kv: keep compressed keys and values of latent attention, with ``paged`` alone.
+        bfloat16_states: store recurrent states in bfloat16 (carryall's own kernels only).
 
     Raises:
         UsageError: the target's kernels do not support a value, or two values exclude each other.
@@ -93,6 +94,7 @@ class SlotOptions:
     paged: bool = False
     explicit: bool = False
     compressed_kv: bool = False
+    bfloat16_states: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_cache not in KV_CACHE_MODES:
@@ -106,6 +108,10 @@ class SlotOptions:
             )
         if self.kv_cache == "bfloat16" and not (self.paged and self.kernels.paged_attention):
             raise UsageError("a bfloat16 KV cache needs carryall's CPU kernels and kv_memory=paged")
+        if self.bfloat16_states and not (self.paged and self.kernels.paged_attention):
+            raise UsageError(
+                "bfloat16 states need carryall's CPU kernels and kv_memory=paged; use state_cache=float32"
+            )
         if self.compute is None and not self.kernels.float_attention:
             raise UsageError("the target's attention kernel computes in fp16 or bf16, not in fp32")
 
@@ -168,7 +174,11 @@ def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.pass
     kernels = options.kernels
     if options.paged and kernels.paged_attention:
         return native_paged_passes(
-            options.context_length, scales, options.kv_cache, compressed=options.compressed_kv
+            options.context_length,
+            scales,
+            options.kv_cache,
+            compressed=options.compressed_kv,
+            bfloat16_states=options.bfloat16_states,
         )
     if options.paged:
         return ort_paged_passes(options.context_length, scales)

@@ -19,6 +19,13 @@ struct Vector {
     _mm256_storeu_ps(to + 8, a.y);
   }
   static Vector from_bfloat16(const uint16_t* a) { return {widened(a), widened(a + 8)}; }
+  // Stores a rounded to bfloat16; returns what `from_bfloat16` reads.
+  static Vector store_bfloat16(uint16_t* to, Vector a) {
+    const __m256i x = halves(a.x), y = halves(a.y);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(x, y), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(y, 16))};
+  }
   static Vector from_float16(const uint16_t* a) {
     const auto* eight = reinterpret_cast<const __m128i*>(a);
     return {_mm256_cvtph_ps(_mm_loadu_si128(eight)), _mm256_cvtph_ps(_mm_loadu_si128(eight + 1))};
@@ -45,6 +52,14 @@ struct Vector {
   }
 
  private:
+  // Rounded to bfloat16 in the lower half, ties to even, as `to_bfloat16` does.
+  static __m256i halves(__m256 a) {
+    const __m256i bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+  }
   static __m256 widened(const uint16_t* a) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));

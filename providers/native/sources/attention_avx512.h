@@ -7,6 +7,16 @@
 namespace carryall {
 namespace {
 
+inline __m512i bits(__m512 x) { return _mm512_castps_si512(x); }
+
+// Rounded to bfloat16 in the upper half, ties to even, as `to_bfloat16` does.
+inline __m512i rounded(__m512 x) {
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits(x), 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(bits(x), _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits(x), _mm512_set1_epi32(0x400000));
+  return _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+}
+
 struct Vector {
   __m512 x;
   static constexpr int kTogether = 4, kQueries = 6;  // 24 sums, 4 operands and a query are 29 of 32 registers
@@ -18,6 +28,12 @@ struct Vector {
   static Vector from_bfloat16(const uint16_t* a) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+  }
+  // Stores a rounded to bfloat16; returns what `from_bfloat16` reads.
+  static Vector store_bfloat16(uint16_t* y, Vector a) {
+    const __m512i halves = _mm512_srli_epi32(rounded(a.x), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(y), _mm512_cvtepi32_epi16(halves));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(halves, 16))};
   }
   static Vector from_float16(const uint16_t* a) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)))};

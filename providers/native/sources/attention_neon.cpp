@@ -29,6 +29,16 @@ struct Vector {
   static Vector from_bfloat16(const uint16_t* a) {
     return each([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(a + 4 * i), 16)); });
   }
+  // Stores a rounded to bfloat16; returns what `from_bfloat16` reads.
+  static Vector store_bfloat16(uint16_t* y, const Vector& a) {
+    return each([&](int i) {
+      const uint32x4_t bits = vreinterpretq_u32_f32(a.x[i]), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+      const uint32x4_t up = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))), quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+      const uint16x4_t halves = vshrn_n_u32(vbslq_u32(vceqq_f32(a.x[i], a.x[i]), up, quiet), 16);
+      vst1_u16(y + 4 * i, halves);
+      return vreinterpretq_f32_u32(vshll_n_u16(halves, 16));
+    });
+  }
   static Vector from_float16(const uint16_t* a) {
     return each([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(a + 4 * i))); });
   }

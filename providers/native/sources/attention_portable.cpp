@@ -29,6 +29,11 @@ struct Vector {
   static Vector from_bfloat16(const uint16_t* a) {
     return each([&](int i) { return float_of(static_cast<uint32_t>(a[i]) << 16); });
   }
+  // Stores a rounded to bfloat16; returns what `from_bfloat16` reads.
+  static Vector store_bfloat16(uint16_t* y, const Vector& a) {
+    for (int i = 0; i < 16; i++) y[i] = to_bfloat16(a.x[i]);
+    return from_bfloat16(y);
+  }
   static Vector from_float16(const uint16_t* a) {
     return each([&](int i) { return float_of_float16(a[i]); });
   }

@@ -39,12 +39,6 @@ inline void rotate(const Attention& a, int64_t token, const float* x, float fact
   for (int64_t i = s.rotary; i < s.size; i++) y[i] = x[i] * factor;
 }
 
-inline uint16_t to_bfloat16(float x) {
-  const uint32_t bits = bits_of(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 64);  // a NaN stays one
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 // Stores a key (step 16) or a value (step 1) of a cache of floats from element `first` of a group on.
 inline void store_row(const AttentionSizes& s, const float* x, uint8_t* group, int64_t first, int64_t step) {
   if (s.cache == CacheType::float32) {

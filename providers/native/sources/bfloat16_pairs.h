@@ -7,7 +7,6 @@ namespace {
 
 constexpr int64_t kTileBytes = 1024;  // 16 lines of 64 bytes: 16 rows, or 16 pairs of rows
 
-inline __m512i bits(__m512 x) { return _mm512_castps_si512(x); }
 inline __m512 upper(__m512i x) {
   return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
@@ -18,13 +17,6 @@ inline __m512i paired(__m512i x, __m512i y) {
   return _mm512_mask_shuffle_epi8(y, 0x3333333333333333ull, x, upper_of_x);
 }
 
-// Rounded to bfloat16 in the upper half, ties to even, as `to_bfloat16` does.
-inline __m512i rounded(__m512 x) {
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits(x), 16), _mm512_set1_epi32(1));
-  const __m512i up = _mm512_add_epi32(bits(x), _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i quiet = _mm512_or_si512(bits(x), _mm512_set1_epi32(0x400000));
-  return _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
-}
 inline __m512i low(__m512 x) { return rounded(_mm512_sub_ps(x, upper(rounded(x)))); }
 
 // Stores 32 floats of a row of queries as high and, if `kLow`, low parts, element i beside element i + 16.

@@ -136,7 +136,7 @@ CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* fro
 
 // The inputs of carryall_delta_rule, in the order of DeltaRule.
 struct DeltaCall {
-  int64_t heads, key_heads, key_size, value_size, by_key, rows, tokens, states_count;
+  int64_t heads, key_heads, key_size, value_size, by_key, bfloat16, rows, tokens, states_count;
   float scale;
   const float *query, *key, *value, *decay, *beta;
   float* states;
@@ -146,7 +146,7 @@ struct DeltaCall {
 
 // Computes the delta rule of all rows; returns 0, or 1 and a message.
 CARRYALL_EXPORT int carryall_delta_rule(const char* isa, const DeltaCall* from, char* message, int64_t size) {
-  const DeltaRule rule{from->heads,  from->key_heads, from->key_size, from->value_size,   from->by_key != 0,
+  const DeltaRule rule{from->heads,  from->key_heads, from->key_size, from->value_size,   from->by_key != 0, from->bfloat16 != 0,
                        from->scale,  from->query,     from->key,      from->value,        from->decay,
                        from->beta,   from->states,    from->begins,   from->places,       from->rows,
                        from->tokens, from->states_count, from->output, 0, 0};

@@ -22,6 +22,12 @@ inline float float_of(uint32_t bits) {
   return x;
 }
 
+inline uint16_t to_bfloat16(float x) {
+  const uint32_t bits = bits_of(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 64);  // a NaN stays one
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 // How values of at most the magnitude `most` are rounded; the scale is 0 below kTiny, and NaN if one is not finite.
 struct Rounding {
   float scale, inverse;

@@ -9,7 +9,8 @@
 // once for both. A run that ends between the tokens of a pair leaves the first one beside the state (`HeldToken`).
 //
 // Layout of states, version 2:
-//   delta rule   float32 [places, heads, DeltaRule::state_lines(), 16]: of each head [value_size / 16, key_size, 16] and a held token
+//   delta rule   float32 [places, heads, DeltaRule::state_lines(), 16]: of each head [value_size / 16, key_size, 16] and a held token;
+//                with `bfloat16` two elements of the first part in the place of one, rounded after each pair
 //   convolution  float32 [places, taps - 1, channels], the oldest input first
 #pragma once
 #include <cstddef>
@@ -33,6 +34,7 @@ struct DeltaRule {
   int64_t heads = 0, key_heads = 0;  // heads of values; heads of queries and keys, each for heads / key_heads of them
   int64_t key_size = 0, value_size = 0;
   bool by_key = false;  // whether each element of a key has its own decay
+  bool bfloat16 = false;  // whether states are stored in bfloat16
   float scale = 1.0f;
   const float* query = nullptr;  // [tokens, key_heads * key_size]
   const float* key = nullptr;    // the same
@@ -51,10 +53,11 @@ struct DeltaRule {
   int64_t slot(int64_t row, int64_t token) const { return row * piece + token - first(row); }  // of a token in DeltaTokens
   int64_t tiles() const { return value_size / 16; }
   int64_t key_lines() const { return (key_size + 15) / 16; }
-  int64_t state_lines() const { return tiles() * key_size + 2 * key_lines() + tiles() + 1; }
+  int64_t content_lines() const { return bfloat16 ? (tiles() * key_size + 1) / 2 : tiles() * key_size; }
+  int64_t state_lines() const { return content_lines() + 2 * key_lines() + tiles() + 1; }
   float* state(int64_t row, int64_t head) const { return states + (places[row] * heads + head) * state_lines() * 16; }
   HeldToken held(int64_t row, int64_t head) const {
-    float* key = state(row, head) + value_size * key_size;
+    float* key = state(row, head) + content_lines() * 16;
     float *decay = key + key_lines() * 16, *d = decay + key_lines() * 16;
     return {key, decay, d, d + value_size};
   }

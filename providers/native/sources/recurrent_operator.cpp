@@ -10,7 +10,7 @@
 //   6 begins  int32 [rows + 1]
 //   7 places  int32 [rows]
 //   -> float [..., heads * value_size]
-//   Attributes: layout, heads, key_heads, key_size, value_size, scale.
+//   Attributes: layout, heads, key_heads, key_size, value_size, scale, bfloat16.
 //
 // ShortConvolution
 //   0 x        float [..., channels]
@@ -56,6 +56,9 @@ OrtStatus* create_delta(const OrtCustomOp*, const OrtApi* api, const OrtKernelIn
   CARRYALL_TRY(attribute(api, info, "key_size", &r.key_size));
   CARRYALL_TRY(attribute(api, info, "value_size", &r.value_size));
   CARRYALL_TRY(attribute(api, info, "scale", &r.scale));
+  int64_t bfloat16;
+  CARRYALL_TRY(attribute(api, info, "bfloat16", &bfloat16));
+  r.bfloat16 = bfloat16 != 0;
   if (const char* complaint = r.complaint()) return failure(api, kInvalidArgument, complaint);
   const Kernels* kernels = nullptr;
   CARRYALL_TRY(find_kernels(api, &kernels));

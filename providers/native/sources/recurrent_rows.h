@@ -132,12 +132,33 @@ struct PairUpdate {
   V d[2][kTiles];
 };
 
+// Elements of a state, which are float or bfloat16.
+template <class V>
+CARRYALL_INLINE V load_state(const float* x) {
+  return V::load(x);
+}
+template <class V>
+CARRYALL_INLINE V load_state(const uint16_t* x) {
+  return V::from_bfloat16(x);
+}
+
+// Stores elements; returns what `load_state` reads, so that the next tokens of a run see what those of another run would.
+template <class V>
+CARRYALL_INLINE V store_state(float* y, const V& x) {
+  V::store(y, x);
+  return x;
+}
+template <class V>
+CARRYALL_INLINE V store_state(uint16_t* y, const V& x) {
+  return V::store_bfloat16(y, x);
+}
+
 // Passes over the states [tiles, size, 16] of consecutive tiles. Functions of their own, so that their operands stay in registers.
-template <class V, bool by_key, int kTiles>
+template <class V, bool by_key, int kTiles, class State>
 struct StatePass {
   // Updates the states by a pair, if there is one, and sums for the next tokens.
   template <bool updates, int readers>
-  [[gnu::noinline]] static void run(float* first, int64_t size, const PairUpdate<V, kTiles>* pair, const Readers& next,
+  [[gnu::noinline]] static void run(State* first, int64_t size, const PairUpdate<V, kTiles>* pair, const Readers& next,
                                     StateSums<V, kTiles>* result) {
     V keys[2][kTiles], queries[2][kTiles], d[2][kTiles];
     // Vectors that are written may alias these pointers, as far as the compiler knows.
@@ -151,17 +172,17 @@ struct StatePass {
       if (updates) d[0][t] = pair->d[0][t], d[1][t] = pair->d[1][t];
     }
     for (int64_t i = 0; i < size; i++) {
-      float* at = first + i * 16;
+      State* at = first + i * 16;
       V states[kTiles];  // all are read before one is written: tiles lie pages apart, and the lower bits of their addresses are equal
       if (updates && by_key) decay = V::all(decays[i]);
 #pragma GCC unroll 4
-      for (int t = 0; t < kTiles; t++) states[t] = V::load(at + t * size * 16);
+      for (int t = 0; t < kTiles; t++) states[t] = load_state<V>(at + t * size * 16);
       if (updates) {
         const V k1 = V::all(key1[i]), k2 = V::all(key2[i]);
 #pragma GCC unroll 4
         for (int t = 0; t < kTiles; t++) states[t] = fused(k2, d[1][t], fused(k1, d[0][t], multiply(decay, states[t])));
 #pragma GCC unroll 4
-        for (int t = 0; t < kTiles; t++) V::store(at + t * size * 16, states[t]);
+        for (int t = 0; t < kTiles; t++) states[t] = store_state<V>(at + t * size * 16, states[t]);
       }
 #pragma GCC unroll 2
       for (int n = 0; n < readers; n++) {
@@ -181,7 +202,7 @@ struct StatePass {
 };
 
 // The tokens of a row, for some tiles of a head.
-template <class V, bool by_key, int kTiles>
+template <class V, bool by_key, int kTiles, class State>
 class DeltaTiles {
  public:
   CARRYALL_INLINE DeltaTiles(const DeltaRule& r, const DeltaTokens& tokens, int64_t row, int64_t head, int64_t tile)
@@ -189,7 +210,7 @@ class DeltaTiles {
         key_step_(by_key ? r.heads * kKeyVectors * r.key_size : r.key_heads * r.key_size),
         key_(by_key ? vectors_of(r, tokens, r.slot(row, first_), head) : of_first(r.key)),
         reading_key_(by_key ? key_ + r.key_size : key_), query_(by_key ? key_ + 2 * r.key_size : of_first(r.query)),
-        states_(r.state(row, head) + tile * r.key_size * 16) {}
+        states_(reinterpret_cast<State*>(r.state(row, head)) + tile * r.key_size * 16) {}
 
   // A pair reads the states while they are written by the pair before, so that each element is read and written once for two
   // tokens. The 16 columns of a tile do not depend on the others, and stay in the first-level cache over all tokens. Several tiles
@@ -222,7 +243,7 @@ class DeltaTiles {
   }
 
  private:
-  using Pass = StatePass<V, by_key, kTiles>;
+  using Pass = StatePass<V, by_key, kTiles, State>;
 
   // Keys or queries of the first token, without decays by key.
   CARRYALL_INLINE const float* of_first(const float* x) const {
@@ -327,26 +348,28 @@ class DeltaTiles {
   const DeltaTokens& tokens_;
   const int64_t row_, head_, tile_, first_, last_, key_step_;  // floats from the keys of a token to those of the next
   const float *const key_, *const reading_key_, *const query_;  // of the first token
-  float* const states_;
+  State* const states_;
 };
 
-template <class V, bool by_key, int kTiles>
+template <class V, bool by_key, class State, int kTiles>
 int64_t delta_tiles(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, int64_t end, const DeltaTokens& tokens) {
-  for (; tile + kTiles <= end; tile += kTiles) DeltaTiles<V, by_key, kTiles>(r, tokens, row, head, tile).run();
+  for (; tile + kTiles <= end; tile += kTiles) DeltaTiles<V, by_key, kTiles, State>(r, tokens, row, head, tile).run();
   return tile;
 }
 
-template <class V, bool by_key>
+template <class V, bool by_key, class State>
 void delta_task(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, int64_t end, const DeltaTokens& tokens) {
   const int64_t count = r.last(row) - r.first(row);
   if (count == 0) return;
-  tile = (count == 1 ? delta_tiles<V, by_key, V::kStatesOfOne> : delta_tiles<V, by_key, V::kStates>)(r, row, head, tile, end, tokens);
-  delta_tiles<V, by_key, 1>(r, row, head, tile, end, tokens);
+  tile = (count == 1 ? delta_tiles<V, by_key, State, V::kStatesOfOne> : delta_tiles<V, by_key, State, V::kStates>)(r, row, head, tile, end, tokens);
+  delta_tiles<V, by_key, State, 1>(r, row, head, tile, end, tokens);
 }
 
 template <class V>
 void delta_rule(const DeltaRule& r, int64_t row, int64_t head, int64_t tile, int64_t end, const DeltaTokens& tokens) {
-  (r.by_key ? delta_task<V, true> : delta_task<V, false>)(r, row, head, tile, end, tokens);
+  const auto by_head = r.bfloat16 ? delta_task<V, false, uint16_t> : delta_task<V, false, float>;
+  const auto by_key = r.bfloat16 ? delta_task<V, true, uint16_t> : delta_task<V, true, float>;
+  (r.by_key ? by_key : by_head)(r, row, head, tile, end, tokens);
 }
 
 template <class V>

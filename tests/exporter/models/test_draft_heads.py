@@ -12,12 +12,14 @@ import onnxruntime as ort
 import pytest
 from exporter_golden import COLUMNS
 from family_cases import write_case
-from tiny_heads import HEADS, TOKENS, head_golden, head_inputs, write_with_head
+from tiny_heads import HEADS, TOKENS, add_head, head_golden, head_inputs, write_with_head
+from tiny_models import write_tiny
 
 from carryall.contract import HIDDEN_STATES, is_past
 from carryall.errors import CheckpointError
 from carryall.exporter.config import read_config
 from carryall.exporter.draft_heads import draft_head_model
+from carryall.exporter.layers import draft_heads
 
 
 def head_of(source: Path, **others: Any) -> ir.Model:
@@ -59,6 +61,19 @@ def test_a_head_equals_transformers(case: str, tmp_path: Path) -> None:
         expected = golden["logits"]
     for lengths in ((TOKENS,), (5, 1, 1, TOKENS - 7)):
         np.testing.assert_allclose(in_pieces(model, *lengths)[:, COLUMNS], expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_chooses_from_the_first_tokens_of_a_large_vocabulary(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = add_head(write_tiny("llama", tmp_path / "checkpoint", tie_word_embeddings=tied))
+    whole = in_pieces(head_of(source), TOKENS)
+    monkeypatch.setattr(draft_heads, "FREQUENT_TOKENS", 100)
+    model = head_of(source)
+    assert model.graph.outputs[0].shape is not None
+    assert model.graph.outputs[0].shape[-1] == 100 < whole.shape[-1]
+    np.testing.assert_allclose(in_pieces(model, TOKENS), whole[:, :100], rtol=0, atol=1e-5)
 
 
 def test_the_tensors_of_a_head_may_be_in_another_folder(tmp_path: Path) -> None:

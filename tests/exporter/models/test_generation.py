@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exporter_golden import NEW_TOKENS, golden_path, prompt
-from family_cases import CASES, GOLDEN_OF, WITH_STATES, write_case
+from family_cases import CASES, GOLDEN_OF, write_case
 
 from carryall import LLM, SamplingParams
-from carryall.errors import UnsupportedAttentionError
 from carryall.providers.native.library import find_library
 
 # Attention without a kernel in onnxruntime: ALiBi, and a head of 12 elements.
@@ -53,10 +52,6 @@ def test_alibi_runs_in_kernels(provider: str, tmp_path: Path, caplog: pytest.Log
 @pytest.mark.parametrize("case", sorted(set(CASES) - {"llama-dynamic", "phi3"}))
 def test_greedy_tokens_equal_transformers(case: str, provider: str, tmp_path: Path) -> None:
     """Without the ropes that depend on the length of a run."""
-    if provider == "openvino" and case in WITH_STATES:
-        with pytest.raises(UnsupportedAttentionError, match="recurrent states"):
-            check(case, provider, tmp_path / "checkpoint")
-        return
     check(case, provider, tmp_path / "checkpoint")
 
 

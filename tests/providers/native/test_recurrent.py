@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_kernels import isas
-from native_recurrent import Delta, Doubles, Floats, convolution, delta_rule, tiled, untiled
+from native_recurrent import Delta, Doubles, Floats, convolution, delta_rule, rounded, stored, tiled, untiled
 
 QUIET = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LENGTHS = st.lists(st.sampled_from([0, 1, 1, 2, 5, 40]), min_size=1, max_size=4).filter(any)
@@ -78,13 +79,56 @@ def test_the_delta_rule_of_every_instruction_set_is_that_of_numpy_and_equal_in_b
 @QUIET
 @given(
     seed=st.integers(0, 2**32 - 1),
-    cuts=st.lists(st.integers(0, 71), max_size=5),
+    tokens=st.sampled_from([1, 2, 7, 40]),
+    sizes=st.sampled_from([(1, 16), (8, 16), (20, 32), (128, 48)]),
     kind=st.sampled_from(["by head", "by key", "no beta"]),
 )
+def test_states_of_bfloat16_are_those_of_float32_rounded_after_each_pair_of_tokens(
+    library: Path, seed: int, tokens: int, sizes: tuple[int, int], kind: str
+) -> None:
+    case = random_case(seed, tokens, 1, (4, 2), sizes, kind)
+    case.states = rounded(case.states)
+    halves = dataclasses.replace(case, bfloat16=True)
+    results = [delta_rule(library, isa, halves, [tokens], [0]) for isa in isas(library)]
+    content, outputs = case.states, []
+    for begin in range(0, tokens, 2):
+        pair = case.tokens(slice(begin, begin + 2))
+        pair.states = content
+        output, lines = delta_rule(library, isas(library)[0], pair, [len(pair.value)], [0])
+        outputs.append(output)
+        content = rounded(stored(lines, *sizes))
+    for found, states in results:
+        np.testing.assert_array_equal(found, np.concatenate(outputs))
+        np.testing.assert_array_equal(stored(states, *sizes, bfloat16=True), content)
+        np.testing.assert_array_equal(
+            states[:, :, -lines.shape[2] + sizes[0] * sizes[1] // 16 :],
+            lines[:, :, sizes[0] * sizes[1] // 16 :],
+        )
+        np.testing.assert_array_equal(states, results[0][1])
+
+
+def test_what_is_no_number_stays_so_in_states_of_bfloat16(library: Path) -> None:
+    case = random_case(1, 2, 1, (1, 1), (8, 16), "by head")
+    case.bfloat16 = True
+    case.value[0] = np.frombuffer(np.full(16, 0x7FFFFFFF, np.uint32), np.float32)
+    case.value[1] = np.inf
+    for isa in isas(library):
+        _, states = delta_rule(library, isa, case, [2], [0])
+        assert np.isnan(stored(states, 8, 16, bfloat16=True)).all()
+
+
+@QUIET
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    cuts=st.lists(st.integers(0, 71), max_size=5),
+    kind=st.sampled_from(["by head", "by key", "no beta"]),
+    bfloat16=st.booleans(),
+)
 def test_the_delta_rule_has_the_same_bits_for_any_cut_and_any_neighbours(
-    library: Path, seed: int, cuts: list[int], kind: str
+    library: Path, seed: int, cuts: list[int], kind: str, bfloat16: bool
 ) -> None:
     case = random_case(seed, 71, 3, (4, 2), (24, 32), kind)
+    case.bfloat16 = bfloat16
     isa = isas(library)[0]
     whole, states = delta_rule(library, isa, case, [71], [1])
     pieces, last = [], case.states
@@ -98,7 +142,7 @@ def test_the_delta_rule_has_the_same_bits_for_any_cut_and_any_neighbours(
     beside, states = delta_rule(library, isa, case, [12, 59], [2, 0])
     alone = case.tokens(slice(12, 71))
     np.testing.assert_array_equal(beside[12:], delta_rule(library, isa, alone, [59], [0])[0])
-    np.testing.assert_array_equal(states[1], tiled(case.states)[1])
+    np.testing.assert_array_equal(states[1], tiled(case.states, bfloat16=bfloat16)[1])
 
 
 def expected_convolution(

@@ -34,6 +34,15 @@ graph (float[4, 64] x) => (float[4, 24] y)
 """
 
 
+ROTARY = """
+<ir_version: 10, opset_import: ["" : 23]>
+graph (float[n, t, 16] x, float[n, t, 4] cos, float[n, t, 4] sin) => (float[n, t, 16] y)
+{
+    y = RotaryEmbedding<num_heads = 2>(x, cos, sin)
+}
+"""
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     ir.save(ir.from_onnx_text(GRAPH), tmp_path / "model.onnx")
@@ -92,3 +101,21 @@ def test_sums_of_bytes_are_exact(dtype: type[np.integer[Any]], tmp_path: Path) -
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     session = OpenVinoSession(compile_model(core, read(core, tmp_path / "quantized.onnx"), "CPU", settings))
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ w.astype(np.float32), rtol=1e-6)
+
+
+def test_a_rotary_embedding_that_was_compiled_before_gives_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    ir.save(ir.from_onnx_text(ROTARY), tmp_path / "rotary.onnx")
+    rng, core = np.random.default_rng(4), open_core("CPU")
+    x, cos, sin = (rng.uniform(-1, 1, (1, 5, size)).astype(np.float32) for size in (16, 4, 4))
+    first, second = x.reshape(1, 5, 2, 2, 4).transpose(3, 0, 1, 2, 4)
+    c, s = cos[:, :, None], sin[:, :, None]
+    expected = np.stack([first * c - second * s, second * c + first * s], axis=3).reshape(x.shape)
+    for _ in range(2):
+        model = read(core, tmp_path / "rotary.onnx")
+        compiled = compile_model(core, model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        (found,) = OpenVinoSession(compiled).run(None, {"x": x, "cos": cos, "sin": sin})
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert list((tmp_path / "cache" / "openvino").iterdir())

@@ -51,9 +51,7 @@ def test_half_precision_keeps_states_in_float32() -> None:
     assert 0 < difference(found, reference("float")) < 0.01
 
 
-@pytest.mark.parametrize(
-    "provider", [TensorRTOnCpu(), DirectMLOnCpu(), get_provider("openvino")], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("provider", [TensorRTOnCpu(), DirectMLOnCpu()], ids=lambda one: one.name)
 def test_others_refuse_them_with_the_reason(provider: Provider) -> None:
     make = functools.partial(selftest_models.decoder, "lfm2", "float")
     with pytest.raises(GraphError, match=r"past_conv|CausalConvWithState"):

@@ -7,6 +7,7 @@ is a key, and the answer its value.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from recall_texts import recall_text
 
+from carryall.errors import UsageError
 from carryall.providers.base import Row
 from carryall.providers.native.library import find_library
 from carryall.runtime.api.llm import LLM
@@ -81,6 +83,48 @@ def test_the_answers_have_the_bits_of_cold_runs(
     assert [hits[i] for i in range(len(hits)) if i % PAIRS >= 2] == [1 + 2 * PAIRS + BETWEEN] * TEXTS * (
         PAIRS - 2
     )
+
+
+@pytest.mark.long
+def test_preempted_texts_have_the_bits_of_cold_runs(texts: list[tuple[list[int], dict[int, int]]]) -> None:
+    """Four texts of 164 and 150 tokens want more than the memory, which holds states and 400 tokens."""
+    asked = questions(texts)[::PAIRS]
+    params = dataclasses.replace(ANSWER, max_tokens=150)
+    with LLM(MODEL, max_slots=1, prefix_cache=False) as llm:
+        alone = [told(llm.generate([question], params))[0] for question in asked]
+        info = llm.engine.info
+    budget = 4 * info.state_bytes + 400 * info.kv_bytes_per_token
+    with LLM(MODEL, max_slots=4, kv_bytes=budget) as llm:
+        assert told(llm.generate(asked, params)) == alone
+        assert llm.stats().preemptions >= 4
+        llm.engine.check_integrity()
+    assert right(
+        [tokens for tokens, _ in alone], [(text, dict([*values.items()][:1])) for text, values in texts]
+    )
+
+
+@pytest.mark.long
+def test_states_of_bfloat16_recall_as_much_with_the_bits_of_cold_runs(
+    texts: list[tuple[list[int], dict[int, int]]], cold: list[Any]
+) -> None:
+    options: dict[str, Any] = {"provider_options": {"state_cache": "bfloat16"}, "max_slots": 4}
+    with LLM(MODEL, prefix_cache=False, **options) as llm:
+        halves = [told(llm.generate([question], ANSWER))[0] for question in questions(texts)]
+        size = llm.engine.info.state_bytes
+    with LLM(MODEL, max_step_tokens=7, **options) as llm:
+        outputs = [llm.generate([question], ANSWER)[0] for question in questions(texts)]
+        assert llm.stats().prefix_cached_tokens > 0
+    assert told(outputs) == halves != cold
+    assert right([tokens for tokens, _ in halves], texts) > 0.95
+    with LLM(MODEL, max_slots=1) as llm:
+        # Of each head 32 * 32 elements of the state; a token beside it and the convolution stay float32.
+        assert llm.engine.info.state_bytes - size == 2 * 2 * 32 * 32
+
+
+def test_states_of_bfloat16_need_the_kernels() -> None:
+    options = {"state_cache": "bfloat16", "kv_memory": "explicit"}
+    with pytest.raises(UsageError, match="bfloat16 states need carryall's CPU kernels"):
+        LLM(MODEL, max_slots=1, provider_options=options)
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """Models with recurrent states: tokens of transformers; hits, neighbours and preemption change none.
 
 With carryall's kernels they change no bit either. The heads of one case are too narrow for the kernels, so
-its states are explicit.
+its states are explicit, as those of all cases on OpenVINO.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ CASES = [
     "nemotron_h",
     "kimi_linear",
 ]
+PROVIDERS = pytest.mark.parametrize("provider", ["cpu", "openvino"])
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
 
 
@@ -66,10 +68,11 @@ def conversation(turns: int, length: int = 9) -> list[int]:
 
 
 @pytest.mark.long
+@PROVIDERS
 @pytest.mark.parametrize("case", CASES)
-def test_greedy_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+def test_greedy_tokens_are_those_of_transformers(case: str, provider: str, tmp_path: Path) -> None:
     row = prompt()[0][0].tolist()
-    with LLM(write_case(case, tmp_path), max_slots=2) as llm:
+    with LLM(write_case(case, tmp_path), provider=provider, max_slots=2) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
         (output,) = llm.generate([row], params)
     with np.load(golden_path(case)) as golden:
@@ -77,8 +80,10 @@ def test_greedy_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_a_later_turn_resumes_from_the_state_and_equals_a_cold_run(checkpoint: Path) -> None:
-    with LLM(checkpoint, max_slots=4) as warm, LLM(checkpoint, max_slots=4, prefix_cache=False) as cold:
+@PROVIDERS
+def test_a_later_turn_resumes_from_the_state_and_equals_a_cold_run(checkpoint: Path, provider: str) -> None:
+    options: dict[str, Any] = {"provider": provider, "max_slots": 4}
+    with LLM(checkpoint, **options) as warm, LLM(checkpoint, prefix_cache=False, **options) as cold:
         turns: list[int] = []
         for turn in range(3):
             turns += conversation(turn + 1)[-9:]
@@ -101,14 +106,16 @@ def answer(output: RequestOutput, exact: bool) -> tuple[list[int], float | None]
 
 
 @pytest.mark.long
-def test_neighbours_pieces_and_preemption_change_no_token(checkpoint: Path) -> None:
+@PROVIDERS
+def test_neighbours_pieces_and_preemption_change_no_token(checkpoint: Path, provider: str) -> None:
     prompts = [conversation(2, length)[: 5 + length] for length in (4, 7, 11, 20)]
     params = dataclasses.replace(GREEDY, max_tokens=70)
-    with LLM(checkpoint, max_slots=4) as llm:
+    with LLM(checkpoint, provider=provider, max_slots=4) as llm:
         expected = [answer(llm.generate([each], params)[0], in_blocks(llm)) for each in prompts]
         info = llm.engine.info
     budget = 4 * info.state_bytes + 120 * info.kv_bytes_per_token
-    with LLM(checkpoint, max_slots=4, max_step_tokens=7, kv_bytes=budget) as llm:
+    limits: dict[str, Any] = {"max_step_tokens": 7, "kv_bytes": budget}
+    with LLM(checkpoint, provider=provider, max_slots=4, **limits) as llm:
         together = [answer(output, in_blocks(llm)) for output in llm.generate(prompts, params)]
         assert llm.stats().preemptions > 0
     assert together == expected
@@ -200,7 +207,10 @@ def test_rejected_proposals_change_no_token(checkpoint: Path, lie_every: int) ->
     assert (stats.accepted_tokens == stats.proposed_tokens) == (lie_every == 0)
 
 
-def test_a_state_restored_from_disk_equals_a_computed_one(checkpoint: Path, tmp_path: Path) -> None:
+@PROVIDERS
+def test_a_state_restored_from_disk_equals_a_computed_one(
+    checkpoint: Path, provider: str, tmp_path: Path
+) -> None:
     longer = tmp_path / "longer"
     shutil.copytree(checkpoint, longer)
     config = json.loads((longer / "config.json").read_text())
@@ -209,7 +219,8 @@ def test_a_state_restored_from_disk_equals_a_computed_one(checkpoint: Path, tmp_
     params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1)
     found, cached = [], []
     for _ in range(2):
-        with LLM(longer, num_threads=1, max_slots=2, prefix_cache_dir=str(tmp_path / "kv")) as llm:
+        options = {"provider": provider, "num_threads": 1, "max_slots": 2}
+        with LLM(longer, prefix_cache_dir=str(tmp_path / "kv"), **options) as llm:
             exact = in_blocks(llm)
             (output,) = llm.generate([prompt], params)
             cached.append(output.metrics and output.metrics.cached_tokens)

@@ -11,6 +11,7 @@ from tiny_heads import write_with_head
 
 from carryall import LLM, QuantizationRecipe, SamplingParams, export
 from carryall.errors import PackageError, UsageError
+from carryall.exporter.layers import draft_heads
 from carryall.runtime.engine.speculation.draft_head import DraftHead
 from carryall.runtime.types.outputs import RequestOutput
 
@@ -36,6 +37,31 @@ def test_a_head_changes_no_token(case: str, adaptive: bool, tmp_path: Path) -> N
         assert [told(llm.generate(PROMPTS, params)) for params in PARAMS] == expected
         llm.engine.check_integrity()
         assert adaptive or llm.stats().proposed_tokens > 300
+
+
+@pytest.mark.long
+def test_a_head_of_the_frequent_tokens_changes_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(draft_heads, "FREQUENT_TOKENS", 64)
+    model = write_with_head("qwen3_5_text-tiles", tmp_path / "checkpoint")
+    with LLM(model, max_slots=3) as llm:
+        expected = [told(llm.generate(PROMPTS, params)) for params in PARAMS]
+    with LLM(model, max_slots=3, speculative="mtp", adaptive_speculation=False) as llm:
+        head = llm.engine._speculator.readers[0]
+        assert isinstance(head, DraftHead)
+        propose, proposed = head.propose, list[int]()
+
+        def noted(wanted: list[tuple[object, int]]) -> list[np.ndarray]:
+            found = propose(wanted)  # type: ignore[arg-type]
+            proposed.extend(token for guesses in found for token in guesses.tolist())
+            return found
+
+        head.propose = noted  # type: ignore[assignment,method-assign]
+        assert [told(llm.generate(PROMPTS, params)) for params in PARAMS] == expected
+    assert len(proposed) > 300
+    assert max(proposed) < 64 <= max(token for part in expected for text in part for token in text)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 ``tests/corpora/converted_ggufs/CASE.gguf`` is what ``convert_hf_to_gguf.py`` of llama.cpp (August 2026, as
 packaged with llama-cpp-python 0.3.36) makes of ``family_cases.write_case(CASE)``: bfloat16, which holds the
 weights exactly; float32 for Falcon-H1, whose weights it multiplies. The vocabulary is ``tiny_gguf``'s.
+BitNet's norms had the names of 1bitLLM's models, and its weights were not rounded to three values.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ STATE = "float[b, 2, 4, 16] past_recurrent_0"
 TILES = "float[places, 2, 8, 16] past_recurrent_0"
 ROWS = "int32[rows_and_one] cumulative_sequence_length"
 PLACES = "int32[rows] state_places"
-SIZES = "layout = 2, heads = 2, key_heads = 2, key_size = 4, value_size = 16, scale = 0.5"
+SIZES = "layout = 2, heads = 2, key_heads = 2, key_size = 4, value_size = 16, scale = 0.5, bfloat16 = 0"
 
 
 def parsed(text: str) -> ir.Model:

@@ -6,6 +6,7 @@ A prefix hit gives the same bits as a cold run: with tools, sub-agents, speculat
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ ANSWER = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprob
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model, or the trained one of the folder ``CARRYALL_TRAINED_HYBRID``."""
+    if folder := os.environ.get("CARRYALL_TRAINED_HYBRID"):
+        return Path(folder)
     return write_hybrid(tmp_path_factory.mktemp("hybrid") / "checkpoint")
 
 
