@@ -144,7 +144,7 @@ class UnsupportedAttentionError(GraphError):
 
     def refusal(self) -> UnsupportedAttentionError:
         """Return the error for a target that has no other way to compute it, with the remedy."""
-        return UnsupportedAttentionError(f"{self}; the providers cpu and openvino compute it, more slowly")
+        return UnsupportedAttentionError(f"{self}; the provider cpu computes it")
 
 
 class VerificationError(GraphError):

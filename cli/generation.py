@@ -31,8 +31,9 @@ def open_model(
     """Load a model as ``load_model`` does, with progress on stderr."""
     with progress(PREPARE, quiet=quiet) as tell, collector_paused():
         loaded = load_model(model, max_slots=max_slots, progress=tell, **fields)
-    if loaded.choice is not None and not quiet:
-        click.echo(str(loaded.choice), err=True)
+    for reason in (loaded.choice, loaded.placed):
+        if reason is not None and not quiet:
+            click.echo(str(reason), err=True)
     tell_fallbacks(loaded.fallbacks)
     return loaded
 

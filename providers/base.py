@@ -449,7 +449,6 @@ class Provider(abc.ABC):
         None  # ONNX Runtime's name, if it is an execution provider of ONNX Runtime
     )
     takes_argument: bool = False  # whether NAME:ARGUMENT is valid; the class takes the argument
-    takes_images: bool = False  # whether its runners take graphs with the inputs of ``ImageInputsPass``
     takes_loras: bool = True  # whether graphs with branches for LoRA adapters run
     takes_ranks: bool = False  # whether its runners take graphs of ``graph_opt.shard``
     runs_models: bool = True  # False for a test double, which "auto" must not choose
@@ -524,6 +523,10 @@ class Provider(abc.ABC):
     def holds_angles(self, config: RunnerConfig) -> bool:
         """Return whether a lowered graph holds rotary tables of all positions of a long context."""
         return True
+
+    def takes_images(self, config: RunnerConfig) -> bool:
+        """Return whether ``runner`` takes graphs with the inputs of ``ImageInputsPass``."""
+        return False
 
     def takes_stacks(self, config: RunnerConfig) -> bool:
         """Return whether ``passes`` lower experts in stacks, ``contract.EXPERT_STACKS``."""

@@ -20,7 +20,19 @@ RECORD = "session.record_ep_graph_assignment_info"
 _SHAPE_OPERATORS = frozenset(
     {
         *("Add", "Cast", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand", "Gather"),
-        *("Greater", "Less", "Max", "Min", "Mul", "Not", "Range", "ReduceMax", "ReduceMin", "ReduceProd"),
+        *(
+            "Greater",
+            "Less",
+            "Max",
+            "Min",
+            "Mul",
+            "Neg",
+            "Not",
+            "Range",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceProd",
+        ),
         *("ReduceSum", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze", "Where"),
     }
 )

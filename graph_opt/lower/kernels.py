@@ -97,6 +97,8 @@ class Kernels:
         multi_head_attention: MultiHeadAttention is not slower than separate operators, in graphs other than
             decoders.
         tower_attention: MultiHeadAttention computes the groups of patches of towers.
+        explicit_states: com.microsoft's LinearAttention and CausalConvWithState exist.
+        standard_attention: the standard's Attention exists, with past and present.
         opset: the newest standard opset whose operators have kernels.
     """
 
@@ -137,6 +139,8 @@ class Kernels:
     position_inputs: bool = False
     multi_head_attention: bool = False
     tower_attention: bool = False
+    explicit_states: bool = False
+    standard_attention: bool = True
     opset: int = 23
 
 
@@ -150,6 +154,7 @@ CPU = Kernels(
     position_inputs=True,
     multi_head_attention=True,
     tower_attention=True,
+    explicit_states=True,
 )
 
 # onnxruntime-gpu 1.31, contrib_ops/cuda (the kernel classes of its library were listed):
@@ -165,6 +170,7 @@ CPU = Kernels(
 CUDA = Kernels(
     accuracy_level=0,
     tower_attention=True,
+    explicit_states=True,
     fp8_kv=True,
     gather_zero_points=False,
     dynamic_quantize_matmul=False,
@@ -215,6 +221,8 @@ DIRECTML = Kernels(
 WEBGPU = Kernels(
     accuracy_level=0,
     tower_attention=True,
+    explicit_states=True,
+    standard_attention=False,
     gather_zero_points=False,
     dynamic_quantize_matmul=False,
     matmul_integer_to_float=False,

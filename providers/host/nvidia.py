@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +25,8 @@ _CUDA_WHEELS = "Install them with: pip install 'carryall[cuda]'"
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 _ANY_DIRECTION = 4  # cudaMemcpyDefault
 _NON_BLOCKING, _NO_TIMING = 1, 2  # cudaStreamNonBlocking, cudaEventDisableTiming
-# Of cudaDeviceAttr: compute capability, memory clock rate in kHz, global memory bus width in bits.
-_CAPABILITY, _MEMORY_KHZ, _MEMORY_BITS = (75, 76), 36, 37
+_CAPABILITY = (75, 76)  # of cudaDeviceAttr, its major and its minor version
+_COPIED, _COPIES, _ROUNDS = 128 << 20, 8, 3  # bytes, more than caches hold; per round
 _DRIVER = "Install NVIDIA's display driver"
 
 
@@ -203,12 +205,20 @@ def compute_capability(index: int) -> tuple[int, int]:
 
 
 def memory_bandwidth(index: int) -> float:
-    """Return the bandwidth of a device's memory in bytes/s: two transfers per clock of its bus's width.
+    """Measure the bandwidth of a device's memory in bytes/s, by copies within it: bytes read and written.
 
     Raises:
-        ProviderUnavailableError: there is no such device.
+        ProviderUnavailableError: there is no such device, or it has not 256 MB for it.
     """
-    return 2 * 1e3 * _attribute(index, _MEMORY_KHZ) * _attribute(index, _MEMORY_BITS) / 8
+    stream, source, target = Stream(index), Buffer(index, _COPIED), Buffer(index, _COPIED)
+    best = math.inf
+    for _ in range(_ROUNDS):
+        begun = time.perf_counter()
+        for _ in range(_COPIES):
+            stream.copy(target.data_ptr(), source.data_ptr(), _COPIED)
+        stream.mark()()
+        best = min(best, time.perf_counter() - begun)
+    return 2 * _COPIED * _COPIES / best
 
 
 def _free(index: int, address: int) -> None:

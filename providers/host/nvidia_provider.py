@@ -80,7 +80,7 @@ class NvidiaProvider(OrtProvider):
         return DeviceMemory(f"{self.device_name}:{index}", total - free, total)
 
     def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
-        """Return the bandwidth of the device's memory in bytes/s, from its clock and width."""
+        """Return the measured bandwidth of the device's memory in bytes/s."""
         return nvidia.memory_bandwidth(self.checked_options(options)["device"])
 
     def device_names(self) -> list[str]:

@@ -115,7 +115,20 @@ def read(core: Any, path: Path) -> Any:
     except RuntimeError as error:
         raise GraphError(f"OpenVINO cannot read {path}: {one_line(error)}") from error
     _free_caches(model)
+    _order_ties(model)
     return model
+
+
+def _order_ties(model: Any) -> None:
+    """Order equal values of TopK by index, as ONNX does: the frontend leaves their order open (2026.4)."""
+    for node in model.get_ops():
+        known = node.get_attributes() if node.get_type_name() == "TopK" else {"stable": True}
+        if not known["stable"] and known["sort"] != "none":
+            names = ("axis", "mode", "sort", "index_element_type")
+            inputs = (node.input_value(index) for index in range(2))
+            stable = ops.topk(*inputs, *(known[name] for name in names), stable=True)
+            for index in range(2):
+                node.output(index).replace(stable.output(index))
 
 
 def compile_model(core: Any, model: Any, device: str, settings: Mapping[str, str]) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,19 +13,27 @@ import numpy.typing as npt
 import openvino
 
 from ...contract import (
+    DRAW,
+    DRAWN,
+    DRAWN_BEFORE,
     ENCODER_STATES,
     HIDDEN_STATES,
     INPUT_IDS,
     LAST_HIDDEN_STATE,
     LOGITS,
     LOGITS_POSITIONS,
+    LOGSUMEXP,
     LORA_MASK,
     POSITION_IDS,
+    TOKEN_SOURCES,
+    TOP_LOGITS,
+    TOP_TOKEN_IDS,
     present_of,
 )
 from ...errors import ProviderRuntimeError
 from ...graph_opt.lower.pipelines.paged_form import PagedLayer
-from ..base import KVEviction
+from ..base import BestLogits, KVEviction
+from ..draws import controls_of
 from ..kv.decoder_graph import DecoderGraph
 from ..kv.kv_blocks import AFFINE_BYTES, BlockLayer
 from ..lora import LoraInputs
@@ -30,8 +41,62 @@ from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, Span
 from .model import one_line
 
 
+class _Request:
+    """An ``openvino.InferRequest``, and the host arrays that it reads its inputs from."""
+
+    def __init__(self, compiled: Any, caches: Mapping[str, Any]) -> None:
+        self._request = compiled.create_infer_request()
+        self._held: dict[str, npt.NDArray[Any]] = {}
+        self._lora: LoraInputs | None = None  # whose matrices the request reads
+        for name, tensor in caches.items():
+            self._request.set_tensor(name, tensor)
+
+    def infer(self) -> None:
+        """Run once, and wait for it."""
+        self._request.infer()
+
+    def output(self, name: str) -> npt.NDArray[Any]:
+        """Return an output of the last run, which the next one overwrites."""
+        array: npt.NDArray[Any] = self._request.get_tensor(name).data
+        return array
+
+    def feed(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Set an input; its array is reused if the shape is that of the last run, as it mostly is."""
+        held = self._held.get(name)
+        if held is not None and held.shape == array.shape:
+            held[...] = array
+            return
+        self._held[name] = held = np.array(array)
+        self._request.set_tensor(name, openvino.Tensor(held, shared_memory=True))
+
+    def feed_lora(self, lora: LoraInputs) -> None:
+        """Set the inputs for adapters; the matrices are shared, and set again if they have changed."""
+        self.feed(LORA_MASK, lora.mask)
+        if self._lora is None or self._lora.state != lora.state:
+            for name, array in lora.matrices.items():
+                self._request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+            self._lora = lora
+
+
+class _Flight:
+    """A run that was given to the session's thread; see ``PagedFlight``."""
+
+    def __init__(self, run: Future[npt.NDArray[np.int64]], results: Callable[[], Any]) -> None:
+        self._run, self._results = run, results
+        self.drawn = np.empty(0, np.int64)
+
+    def finish(self) -> Logits | list[Logits | BestLogits]:
+        """Return the results when the run is done."""
+        self.drawn = self._run.result()
+        found: Logits | list[Logits | BestLogits] = self._results()
+        return found
+
+
 class OpenVinoPagedSession:
-    """A ``PagedSession``; see "The paged graph" in ``docs/openvino.md``.
+    """A ``PagedSession``, and an ``AheadSession`` if the graph draws tokens; see ``docs/openvino.md``.
+
+    A graph that draws tokens has two requests in turns. A thread runs them in order, and gives each the
+    tokens that the one before has drawn, so that no device needs to order two requests.
 
     Args:
         compiled: an ``openvino.CompiledModel`` of a paged graph.
@@ -46,48 +111,56 @@ class OpenVinoPagedSession:
         self._block_size = block_size
         self._caches = list(caches.values())
         self._layers = [(caches[layer.key], caches[layer.value], layer) for layer in layers]
-        self._held: dict[str, npt.NDArray[Any]] = {}  # the host arrays that the request reads its inputs from
-        self._lora: LoraInputs | None = None  # whose matrices the request reads
-        self._request = compiled.create_infer_request()
         self._names = {name for port in compiled.inputs for name in port.get_names()}
-        for name, tensor in caches.items():
-            self._request.set_tensor(name, tensor)
+        self._draws = DRAW in self._names
+        self._requests = [_Request(compiled, caches) for _ in range(1 + self._draws)]
+        self._thread = ThreadPoolExecutor(1, "openvino") if self._draws else None
+        self._drawn = np.zeros(1, np.int64)  # by the last run; for the thread alone
 
-    def run(self, batch: PagedBatch) -> Logits:
-        try:
-            for name, array in _feeds(batch.without_freed(self._block_size)).items():
-                if name in self._names:  # traces with ALiBi may have no position_ids
-                    self._feed(name, array)
-            if batch.lora is not None:
-                self._feed_lora(batch.lora)
-            self._request.infer()
-        except RuntimeError as error:
-            rows = len(batch.past_lens)
-            raise ProviderRuntimeError(f"a run of {rows} rows failed: {one_line(error)}") from error
-        if batch.last_hidden_states is not None:
-            batch.last_hidden_states[:] = self._request.get_tensor(LAST_HIDDEN_STATE).data[:, 0]
-        logits: Logits = self._request.get_tensor(LOGITS).data[:, 0]
-        return logits
+    def run(self, batch: PagedBatch) -> Logits | list[Logits | BestLogits]:
+        if self._draws:
+            return self.begin(batch).finish()
+        with _failures(batch):
+            self._feed(self._requests[0], batch)
+            self._requests[0].infer()
+            return _results(self._requests[0], batch)
 
-    def _feed(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Set an input; its array is reused if the shape is that of the last step, as it mostly is."""
-        held = self._held.get(name)
-        if held is not None and held.shape == array.shape:
-            held[...] = array
-            return
-        self._held[name] = held = np.array(array)
-        self._request.set_tensor(name, openvino.Tensor(held, shared_memory=True))
+    def begin(self, batch: PagedBatch) -> _Flight:
+        """See ``AheadSession``."""
+        assert self._thread is not None  # noqa: S101 -- a graph that draws tokens
+        self._requests.reverse()
+        request, wanted = self._requests[0], len(batch.logits_positions)
+        with _failures(batch):
+            self._feed(request, batch)
+            request.feed(DRAW, controls_of(batch.draws, wanted))
+            sources = np.zeros_like(batch.input_ids) if batch.sources is None else batch.sources
+            request.feed(TOKEN_SOURCES, sources[:, None])
 
-    def _feed_lora(self, lora: LoraInputs) -> None:
-        """Set the inputs for adapters; the matrices are shared, and set again if they have changed."""
-        self._feed(LORA_MASK, lora.mask)
-        if self._lora is None or self._lora.state != lora.state:
-            for name, array in lora.matrices.items():
-                self._request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
-            self._lora = lora
+        def compute() -> npt.NDArray[np.int64]:
+            before, self._drawn = self._drawn, np.zeros(wanted, np.int64)  # if the run fails
+            with _failures(batch):
+                request.feed(DRAWN_BEFORE, before)
+                request.infer()
+            self._drawn = request.output(DRAWN).copy()
+            return self._drawn
+
+        return _Flight(self._thread.submit(compute), lambda: _results(request, batch))
+
+    def _feed(self, request: _Request, batch: PagedBatch) -> None:
+        for name, array in _feeds(batch.without_freed(self._block_size)).items():
+            if name in self._names:  # traces with ALiBi may have no position_ids
+                request.feed(name, array)
+        if batch.lora is not None:
+            request.feed_lora(batch.lora)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """See ``PagedSession``; works on any device."""
+        if self._thread is None:
+            self._copy(source, target)
+        else:
+            self._thread.submit(self._copy, source, target).result()  # behind a run that may write the block
+
+    def _copy(self, source: int, target: int) -> None:
         for tensor in self._caches:
             rest = list(tensor.shape)[1:]
             begin, end = [0] * len(rest), rest
@@ -157,6 +230,35 @@ class OpenVinoExplicitSession:
 
     def from_host(self, array: npt.NDArray[Any]) -> Any:
         return openvino.Tensor(array, shared_memory=False)
+
+
+def _results(request: _Request, batch: PagedBatch) -> Logits | list[Logits | BestLogits]:
+    """Return the results of a run that is done."""
+    if batch.last_hidden_states is not None:
+        batch.last_hidden_states[:] = request.output(LAST_HIDDEN_STATE)[:, 0]
+    logits: Logits = request.output(LOGITS)[:, 0]
+    if not any(batch.late):
+        return logits
+    ids, best, sums = (request.output(name) for name in (TOP_TOKEN_IDS, TOP_LOGITS, LOGSUMEXP))
+    # The second next step overwrites the originals.
+    ids, best = ids[:, 0].astype(np.int64), best[:, 0].copy()
+    return [
+        BestLogits(
+            ids[row], best[row], float(sums[row, 0]), logits.shape[1], partial(logits.__getitem__, row)
+        )
+        if late
+        else logits[row]
+        for row, late in enumerate(batch.late)
+    ]
+
+
+@contextmanager
+def _failures(batch: PagedBatch) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        rows = len(batch.past_lens)
+        raise ProviderRuntimeError(f"a run of {rows} rows failed: {one_line(error)}") from error
 
 
 def make_cache(core: Any, device: str, dtype: Any, shape: list[int]) -> Any:

@@ -38,7 +38,8 @@ from ...contract import (
 from ...errors import GraphError, ProviderRuntimeError, ProviderUnavailableError
 from ...graph_opt.lower.paged_kv import BEGINS, BOUNDS, PAST, STATE_PLACES, TABLE
 from ...records import dataclass
-from ..base import BestLogits, Draw, KVEviction
+from ..base import BestLogits, KVEviction
+from ..draws import controls_of
 from ..kv.block_pool import FREED
 from ..kv.decoder_graph import DecoderGraph, read_graph
 from ..runners.paged_runner import GroupBlocks, Logits, PagedBatch, Span
@@ -50,8 +51,7 @@ from .slot_memory import SlotBinding, shared_value
 
 # The inputs of runs that can be captured.
 _FIXED = frozenset({INPUT_IDS, POSITION_IDS, LOGITS_POSITIONS, BEGINS, PAST, TABLE, BOUNDS, HIDDEN_STATES})
-_FIXED |= {DRAW, DRAWN_BEFORE, TOKEN_SOURCES}
-_GREEDY, _NO_LIMIT = (1.0, 1.0, 2.0, 0.0, 0.0), 1e9
+_FIXED |= {DRAW, DRAWN_BEFORE, TOKEN_SOURCES, IMAGE_STATES, IMAGE_ROWS, ROPE_POSITIONS}
 
 
 def read_paged_graph(session: Any, source: str) -> DecoderGraph:
@@ -224,6 +224,8 @@ class OrtPagedSession:
             return None
         if len(batch.logits_positions) > max(1, len(batch.past_lens)):
             return None
+        if batch.image_rows is not None and (batch.image_rows >= 0).any():
+            return None
         form = self._forms.choose(
             StepSizes(
                 tokens=int(batch.begins[-1]),
@@ -270,8 +272,14 @@ class OrtPagedSession:
         for name, values in flat.items():
             if name in arrays:
                 arrays[name][:tokens, 0], arrays[name][tokens:] = 0 if values is None else values, 0
+        if IMAGE_ROWS in arrays:
+            arrays[IMAGE_STATES][...], arrays[IMAGE_ROWS][...] = 0, -1
+        if ROPE_POSITIONS in arrays:
+            arrays[ROPE_POSITIONS][...] = 0
+            if batch.rope_positions is not None:
+                arrays[ROPE_POSITIONS][:, :tokens, 0] = batch.rope_positions
         if self._draws:
-            arrays[DRAW][...] = controls_of([*batch.draws, *[None] * (form.rows - len(batch.draws))])
+            arrays[DRAW][...] = controls_of(batch.draws, form.rows)
 
     def _bind(self, form: Form) -> _Run:
         """Return a run of a form, which is captured when it runs first."""
@@ -281,6 +289,9 @@ class OrtPagedSession:
             POSITION_IDS: ((form.tokens, 1), int64),
             HIDDEN_STATES: ((form.tokens, 1, self._graph.hidden_size or 0), float32),
             TOKEN_SOURCES: ((form.tokens, 1), int64),
+            IMAGE_STATES: ((1, self._graph.image_width), float32),
+            IMAGE_ROWS: ((form.tokens, 1), int64),
+            ROPE_POSITIONS: ((self._graph.rope_axes, form.tokens, 1), int64),
             LOGITS_POSITIONS: ((form.rows,), int64),
             DRAW: ((form.rows, len(DRAW_COLUMNS)), float32),
             BEGINS: ((form.rows + 1,), int32),
@@ -302,7 +313,7 @@ class OrtPagedSession:
         else:
             states, binding = batch.last_hidden_states, self._cached()
         if self._draws:
-            feeds[DRAW] = controls_of([*batch.draws, *[None] * (wanted - len(batch.draws))])
+            feeds[DRAW] = controls_of(batch.draws, wanted)
             sources = np.zeros_like(batch.input_ids) if batch.sources is None else batch.sources
             feeds[TOKEN_SOURCES] = sources[:, None]
         run = self._bound(binding, shapes_of(feeds), bounds, wanted)
@@ -458,24 +469,6 @@ class OrtPagedSession:
     def evict_kv(self, blocks: GroupBlocks, targets: GroupBlocks, held: int, eviction: KVEviction) -> None:
         """See ``PagedSession``. Not supported: the operator rotates keys by their row in the cache."""
         raise ProviderRuntimeError("KV on this device cannot be evicted in parts")
-
-
-def controls_of(draws: Sequence[Draw | None]) -> npt.NDArray[np.float32]:
-    """Return how a device draws tokens, [draws, columns of ``DRAW_COLUMNS``]; None draws any token."""
-    # Rounding of sums must not drop what no limit is set for.
-    columns = [
-        _GREEDY
-        if draw is None or draw.temperature == 0
-        else (
-            1 / draw.temperature,
-            draw.top_k or _NO_LIMIT,
-            draw.top_p if draw.top_p < 1 else 2.0,
-            draw.min_p,
-            draw.uniform,
-        )
-        for draw in draws
-    ]
-    return np.array(columns, np.float32).reshape(len(draws), len(DRAW_COLUMNS))
 
 
 def paged_feeds(

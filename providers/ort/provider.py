@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ...graph_opt.lower.pipelines.slots import SlotOptions
+    from .device_memory import Device
 
 
 class OrtProvider(Provider):
@@ -36,6 +38,17 @@ class OrtProvider(Provider):
         from ...graph_opt.lower.pipelines.slots import slot_passes
 
         return slot_passes(self._slot_options(config))
+
+    def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase] | None:
+        """Return the passes that keep attention and caches as they are, in order, if there are kernels."""
+        from ...graph_opt.lower.pipelines.slots import slot_passes
+
+        if not self.kernels.explicit_states:
+            return None
+        options = self._slot_options(config)
+        return slot_passes(
+            dataclasses.replace(options, explicit=True, paged=False, top_logits=0, draws=False)
+        )
 
     def model_passes(self) -> list[ir.passes.PassBase]:
         """Return the passes that lower any other portable graph to the kernels of this target, in order."""
@@ -65,6 +78,16 @@ class OrtProvider(Provider):
         from .slot_runner import SlotRunner  # other sessions do not need it
 
         return SlotRunner(self._open(model, config, generating=True), config, str(model))
+
+    def _explicit_runner(
+        self, session: Any, model: Path, config: RunnerConfig, device: Device, reason: str
+    ) -> Runner:
+        """Open a graph lowered by ``explicit_passes``; its metadata has the reason, else ``reason`` is it."""
+        from ..runners.explicit_runner import ExplicitRunner, warn_of_explicit_kv
+        from .explicit import OrtExplicitSession
+
+        warn_of_explicit_kv(session.get_modelmeta().custom_metadata_map, reason)
+        return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
 
     def session_entries(self, options: Mapping[str, Any]) -> dict[str, str]:
         """Return ``session.*`` configuration entries; ``options`` are all options of the provider."""

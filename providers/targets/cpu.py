@@ -81,7 +81,6 @@ class CpuProvider(OrtProvider):
 
     name = "cpu"
     execution_provider = ort.CPU
-    takes_images = True
     takes_ranks = True
     kernels = CPU
     options: ClassVar[type[Any]] = CpuOptions
@@ -117,13 +116,15 @@ class CpuProvider(OrtProvider):
 
         Only ``carryall optimize`` chooses none: it writes a graph of onnxruntime's operators.
         """
-        if config.options.get("kv_memory") == _EXPLICIT:
-            return self.explicit_passes(config)
-        return super().passes(config)
+        explicit = self.explicit_passes(config) if config.options.get("kv_memory") == _EXPLICIT else None
+        return super().passes(config) if explicit is None else explicit
 
     def holds_angles(self, config: RunnerConfig) -> bool:
         """Return whether the kernels of attention are onnxruntime's; carryall's take the angles of a step."""
         return config.options.get("kernels") != CARRYALL or config.options.get("kv_memory") != _PAGED
+
+    def takes_images(self, config: RunnerConfig) -> bool:
+        return True
 
     def takes_stacks(self, config: RunnerConfig) -> bool:
         """Return whether carryall's kernels compute with the blocks of GGUF files."""
@@ -132,7 +133,8 @@ class CpuProvider(OrtProvider):
 
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes``."""
-        from ..ort.host_paged import host_paged_runner, is_host_paged  # 0.1 s that other sessions do not need
+        from ..ort.device_memory import Device  # 0.1 s that other sessions do not need
+        from ..ort.host_paged import host_paged_runner, is_host_paged
         from ..ort.slot_runner import SlotRunner
 
         session = self._open(model, config, generating=True)
@@ -140,7 +142,9 @@ class CpuProvider(OrtProvider):
             return host_paged_runner(session, config, str(model))
         if SEQLENS_K in {value.name for value in session.get_inputs()}:
             return SlotRunner(session, config, str(model))
-        return self._explicit_runner(session, model, config)
+        own = config.options.get("kernels") == CARRYALL
+        reason = "kv_memory is explicit" if own else "carryall's CPU kernels are not in use"
+        return self._explicit_runner(session, model, config, Device(name="cpu", index=0), reason)
 
     def text_passes(self) -> list[ir.passes.PassBase]:
         """Return the passes for carryall's kernels."""
@@ -167,23 +171,6 @@ class CpuProvider(OrtProvider):
         """Return the option, decided if it is ``auto``, and whether the kernels multiply split weights."""
         form = _tower(self.checked_options(config.options), quantized=quantized)
         return "bfloat16 split" if form == "bfloat16" and splits_floats() else form
-
-    def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
-        """Return the passes that keep attention and caches as they are, in order."""
-        from ...graph_opt.lower.pipelines.slots import slot_passes
-
-        return slot_passes(dataclasses.replace(self._slot_options(config), explicit=True, paged=False))
-
-    def _explicit_runner(self, session: Any, model: Path, config: RunnerConfig) -> Runner:
-        from ..ort.device_memory import Device
-        from ..ort.explicit import OrtExplicitSession
-        from ..runners.explicit_runner import ExplicitRunner, warn_of_explicit_kv
-
-        own = config.options.get("kernels") == CARRYALL
-        reason = "kv_memory is explicit" if own else "carryall's CPU kernels are not in use"
-        warn_of_explicit_kv(session.get_modelmeta().custom_metadata_map, reason)
-        device = Device(name="cpu", index=0)
-        return ExplicitRunner(OrtExplicitSession(session, device, str(model)), config, str(model))
 
     def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
         """Return the measured bandwidth of the memory in bytes/s."""

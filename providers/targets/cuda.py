@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...contract import DRAW
+from ...contract import DRAW, SEQLENS_K
 from ...errors import CarryallError, ProviderRuntimeError, ProviderUnavailableError
 from ...graph_opt.graph.edit import constant, nodes_of
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA, Kernels
-from ...graph_opt.lower.paged_kv import block_size
+from ...graph_opt.lower.paged_kv import TABLE, block_size
 from ...options import Checked, option
 from ...records import dataclass
 from ..base import Runner, RunnerConfig
@@ -172,6 +172,10 @@ class CudaProvider(NvidiaProvider):
         own = {"device": device, "cuda_graphs": False, "top_logits": 0}
         return dataclasses.replace(config, options={**config.options, **own})
 
+    def takes_images(self, config: RunnerConfig) -> bool:
+        """Return whether KV is in blocks; slots have no inputs for pictures."""
+        return is_paged(self.checked_options(config.options))
+
     def kernels_complaint(self, index: int) -> str | None:
         """Return why carryall's kernels cannot be used on a device, None if they can."""
         key = type(self), index
@@ -255,6 +259,11 @@ class CudaProvider(NvidiaProvider):
     def _runner(self, model: Path, config: RunnerConfig) -> Runner:
         options = self._capturing(model, config)
         device = self.device(options["device"])
+        inputs = {value.name for value in read_model(model).graph.inputs}
+        if not inputs & {SEQLENS_K, TABLE}:
+            settings = self.provider_options(options | {"cuda_graphs": False}, generating=True)
+            session = self._open(model, config, generating=True, provider_settings=settings)
+            return self._explicit_runner(session, model, config, device, "the graph has explicit KV")
         if is_paged(options):
             return self._paged_runner(model, config, options, device)
         settings = self.provider_options(options, generating=True)

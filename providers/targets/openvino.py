@@ -11,11 +11,14 @@ import onnx_ir as ir
 
 from ...contract import (
     CONTEXT_LENGTH,
+    DRAW,
     ENCODER_ROWS,
     ENCODER_STATES,
     HIDDEN_STATES,
-    INPUT_IDS,
     LAST_HIDDEN_STATE,
+    LOGITS,
+    NUM_TOKENS,
+    TOP_LOGITS,
     is_past,
     is_past_encoder,
     is_past_state,
@@ -29,7 +32,9 @@ from ...errors import (
 )
 from ...graph_opt.graph.edit import static_size
 from ...graph_opt.graph.onnx_files import read_onnx
+from ...graph_opt.lower.outputs.draw_tokens import DrawTokensPass
 from ...graph_opt.lower.outputs.hidden_states import LastHiddenStatePass
+from ...graph_opt.lower.outputs.top_logits import TopLogitsPass
 from ...graph_opt.lower.pipelines.paged import INT8_CACHE, paged_passes
 from ...graph_opt.lower.pipelines.paged_form import TABLES, PagedLayer, paged_layers
 from ...graph_opt.lower.products.arithmetic_dequantize import COMMON_BLOCK_SIZE
@@ -55,6 +60,7 @@ _GENERAL = ("inference_precision", "performance_hint")
 _DEVICES_CHOICE = "auto"
 _NUMBER_OR_AUTO = "dynamic_quantization_group"
 _HOST = "CPU"  # OpenVINO's name of the device
+_TOP_LOGITS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,10 @@ class OpenVinoOptions(Checked):
             size of those blocks.
         kv_cache_bytes: size of the KV pool; 0 takes what all slots need, at most half of the free memory.
         performance_hint: LATENCY or THROUGHPUT.
+        top_logits: number of largest logits selected on the device, for requests that need no more; 0
+            selects none. auto is 64 on other devices than the CPU, on which NumPy is faster.
+        steps_ahead: with ``top_logits``, 1 lets the device draw tokens and begin the next step with them
+            while the host samples; the host's tokens count. auto is 1 on other devices than the CPU.
     """
 
     device: str = _HOST
@@ -83,6 +93,8 @@ class OpenVinoOptions(Checked):
     dynamic_quantization_group: int | Literal["auto"] = option("auto", least=0)
     kv_cache_bytes: int = option(0, least=0, unit="bytes")
     performance_hint: str = "LATENCY"
+    top_logits: int | Literal["auto"] = option("auto", least=0)
+    steps_ahead: int | Literal["auto"] = option("auto", least=0, most=1)
 
 
 class OpenVinoProvider(Provider):
@@ -117,13 +129,23 @@ class OpenVinoProvider(Provider):
         """Return the passes that lower a portable decoder graph to a paged cache, in order."""
         if config.context_length is None:
             raise UsageError("lowering needs RunnerConfig.context_length: rope tables have that length")
-        return self._with_states(paged_passes(config.context_length), config)
+        return [*self._with_states(paged_passes(config.context_length), config), *self._draws(config)]
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase] | None:
         """Return the passes that decompose attention and keep explicit KV, in order."""
         if config.context_length is None:
             return None
         return self._with_states(paged_passes(config.context_length, explicit=True), config)
+
+    def _draws(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
+        """Return the passes that select logits and draw tokens in the graph."""
+        settings = self.checked_options(config.options)
+        auto = {"top_logits": _TOP_LOGITS, "steps_ahead": 1} if settings["device"] != _HOST else {}
+        count, ahead = (
+            auto.get(name, 0) if settings[name] == _DEVICES_CHOICE else settings[name]
+            for name in ("top_logits", "steps_ahead")
+        )
+        return [TopLogitsPass(count), *([DrawTokensPass()] if ahead else [])] if count else []
 
     def _with_states(
         self, passes: list[ir.passes.PassBase], config: RunnerConfig
@@ -171,11 +193,13 @@ class OpenVinoProvider(Provider):
             kv_layout=form.layout if on_host else "",
             evicts_kv=on_host and session.rows_are_whole,
             on_device=not on_host,
+            steps_ahead=int(DRAW in facts.graph.inputs),
         )
         tables = BlockTables(num_blocks, form.block_size, config.max_slots)
         modules = facts.graph.lora_modules
         loras = LoraPlaces(modules, config.max_loras, config.max_lora_rank) if modules else None
-        return PagedRunner(session, tables, info, facts.graph.hidden_size, loras)
+        ahead = session if info.steps_ahead else None
+        return PagedRunner(session, tables, info, facts.graph.hidden_size, loras, ahead=ahead)
 
     def _explicit_runner(self, model: Path, config: RunnerConfig, facts: _Facts) -> Runner:
         """Open a graph with decomposed attention, whose caches are inputs and outputs."""
@@ -246,14 +270,12 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
     known = int(model.metadata_props[CONTEXT_LENGTH])
     if config.context_length is not None and config.context_length > known:
         raise UsageError(f"context length {config.context_length} exceeds the {known} of {path}")
-    shape = model.graph.outputs[0].shape
-    vocab_size = known_size(shape[-1] if shape is not None else None, str(path))
-    lookup = next((node for node, _ in inputs[INPUT_IDS].uses() if node.op_type == "Gather"), None)
-    num_tokens = None if lookup is None else static_size(lookup.inputs[0], 0)
+    outputs = {value.name: value for value in model.graph.outputs}
+    vocab_size = known_size(static_size(outputs.get(LOGITS), -1), str(path))
+    num_tokens = model.metadata_props.get(NUM_TOKENS)
     hidden_size = static_size(inputs.get(HIDDEN_STATES), -1)
     int8_cache = model.metadata_props.get(INT8_CACHE) == "1"
     length = config.context_length or known
-    outputs = {value.name: value for value in model.graph.outputs}
     graph = DecoderGraph(
         inputs=frozenset(inputs),
         caches=_explicit_caches(inputs, is_past) if missing else {},
@@ -261,7 +283,8 @@ def _facts(path: Path, config: RunnerConfig) -> _Facts:
         context_length=length,
         hidden_size=hidden_size,
         hidden_width=static_size(outputs.get(LAST_HIDDEN_STATE), -1) or 0,
-        num_tokens=num_tokens,
+        num_tokens=None if num_tokens is None else int(num_tokens),
+        top_logits=static_size(outputs.get(TOP_LOGITS), -1) or 0,
         states={
             name: tuple(static_size(value, axis) or 0 for axis in range(1, len(value.shape or ())))
             for name, value in inputs.items()

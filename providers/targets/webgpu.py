@@ -15,13 +15,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import onnx_ir as ir
 
+from ...contract import SEQLENS_K
 from ...errors import CarryallError, ProviderUnavailableError, UsageError
 from ...graph_opt.lower.kernels import WEBGPU
 from ...options import Checked, option
 from ...records import dataclass
 from ..base import Runner, RunnerConfig
 from ..host.machine import memory_bandwidth
-from ..kv.decoder_graph import read_slot_graph
+from ..kv.decoder_graph import read_graph, read_slot_graph
 from ..kv.kv_memory import KVSpec
 from ..ort import ort
 from ..ort.banked_memory import BankedMemory
@@ -124,10 +125,17 @@ class WebGpuProvider(OrtProvider):
         """Return the passes that lower a portable decoder graph to slots, in order."""
         return super().passes(self._settled(config))
 
+    def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase] | None:
+        """Return the passes that keep caches as they are, in order."""
+        return super().explicit_passes(self._settled(config))
+
     def runner(self, model: Path, config: RunnerConfig) -> Runner:
         """Load a graph lowered by ``passes`` for generation, with fewer slots if memory is short."""
         session = self._open(model, config, generating=True)
         options = self.checked_options(config.options)
+        if SEQLENS_K not in {value.name for value in session.get_inputs()}:
+            device = self.cache_memory(session, read_graph(session, str(model)).explicit_inputs, str(model))
+            return self._explicit_runner(session, model, config, device, "the graph has explicit KV")
         graph = read_slot_graph(session, str(model))
         if options["graph_capture"] and any(spec.window for spec in graph.caches.values()):
             # The plugin replays the window's place of the captured run, without an error (version 0.4.0).

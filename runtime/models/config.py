@@ -24,9 +24,9 @@ class ModelConfig(Checked):
         model: any form of MODEL: ``demo``, a package, a checkpoint, a hub id, a GGUF or ONNX file; see
             ``docs/models.md``.
         provider: where the model runs, see ``carryall doctor``. ``auto`` measures all providers and takes the
-            fastest, ``cuda:1`` chooses a device, ``cpu:0-11,openvino:12-27`` splits the layers,
-            ``cuda,cpu`` does so by free memory and bandwidth, and ``cpu@process:...`` runs a part in a
-            separate process.
+            fastest, with the CPU for the layers that its devices do not hold; ``cuda:1`` chooses a device,
+            ``cpu:0-11,openvino:12-27`` splits the layers, ``cuda,cpu`` does so by free memory
+            and measured bandwidth, and ``cpu@process:...`` runs a part in a separate process.
         tensor_parallel: cut the model by weights over this many processes on the provider ``cpu``, which run
             the same steps: each reads its part of the weights and holds its part of the KV cache.
         numa: with ``tensor_parallel``: ``auto`` binds the threads and the memory of each process to a NUMA

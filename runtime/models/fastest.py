@@ -1,4 +1,7 @@
-"""``provider="auto"``: measure the model on all providers and choose the fastest."""
+"""``provider="auto"``: measure the model on all providers and choose the fastest.
+
+A provider whose devices do not hold the model is measured with its layers split over them and the CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from ...providers.base import Provider, Row, Runner, RunnerConfig
 from ...providers.host.machine import describe_machine
 from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder
+from .layer_places import candidate, names_places, placed_layers
 from .lowering import lowered_model
 from .model_source import SourceModel
+from .split import is_split, split_runner
 
 AUTO = "auto"
 
@@ -33,7 +38,7 @@ class Trial:
     """The measurement of one provider.
 
     Args:
-        provider: the provider's name.
+        provider: the provider's name, or the places of a split.
         seconds: for a prompt of 32 tokens and 8 generated tokens, the best of 3; None if it cannot run.
         reason: why it cannot run.
     """
@@ -45,7 +50,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class FastestProvider:
-    """The fastest provider, and the measurements of all providers."""
+    """The fastest provider or places, and the measurements of all."""
 
     provider: str
     trials: tuple[Trial, ...]
@@ -82,15 +87,16 @@ def fastest_provider(
         everyone = [get_provider(name) for name in provider_names()]
         candidates = [one for one in everyone if one.runs_models and one.available() is None]
     machine = describe_machine()
+    tried = [(candidate(files, provider, config), provider) for provider in candidates]
     key = cache_key(
         model=files.content_key,
-        providers=[provider.name for provider in candidates],
+        providers=[where for where, _ in tried],
         config=dataclasses.asdict(config),
         machine=(machine.system, machine.cpu, machine.usable_cores),
     )
 
     def build(folder: Path) -> None:
-        trials = [_try(provider, files, config, progress) for provider in candidates]
+        trials = [_try(where, provider, files, config, progress) for where, provider in tried]
         (folder / _FILE).write_text(json.dumps([dataclasses.asdict(trial) for trial in trials]))
 
     kept = json.loads((cached_folder("fastest", key, build, {"model": files.name}) / _FILE).read_text())
@@ -106,16 +112,28 @@ def fastest_provider(
     return choice
 
 
-def _try(provider: Provider, files: SourceModel, config: RunnerConfig, progress: Progress | None) -> Trial:
+def _try(
+    where: str, provider: Provider, files: SourceModel, config: RunnerConfig, progress: Progress | None
+) -> Trial:
     try:
-        runner = provider.runner(lowered_model(files, provider, config, progress), config)
+        runner = _opened(where, provider, files, config, progress)
         try:
             seconds = min(_generate_seconds(runner) for _ in range(_REPEATS))
         finally:
             runner.close()
     except CarryallError as error:
-        return Trial(provider.name, None, str(error))
-    return Trial(provider.name, seconds)
+        return Trial(where, None, str(error))
+    return Trial(where, seconds)
+
+
+def _opened(
+    where: str, provider: Provider, files: SourceModel, config: RunnerConfig, progress: Progress | None
+) -> Runner:
+    if names_places(where):
+        placed = placed_layers(files, where, config).provider
+        if is_split(placed):
+            return split_runner(files, placed, config, progress)[0]
+    return provider.runner(lowered_model(files, provider, config, progress), config)
 
 
 def _generate_seconds(runner: Runner) -> float:

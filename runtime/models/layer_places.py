@@ -1,4 +1,7 @@
-"""Choose which layers run where, by the memory and the bandwidth of each place: ``--split cuda,cpu``."""
+"""Choose which layers run where, by the memory and the bandwidth of each place: ``--split cuda,cpu``.
+
+``--split auto`` names the places itself, for a model that the devices of a provider do not hold.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,21 @@ import re
 from collections.abc import Sequence
 
 from ...contract import is_past
-from ...errors import UsageError
+from ...errors import CarryallError, UsageError
 from ...providers import get_provider
-from ...providers.base import RunnerConfig
+from ...providers.base import Provider, RunnerConfig
 from ...providers.host import machine
 from ...records import dataclass
 from ...reports import human_bytes
 from .model_source import SourceModel
-from .split import name_and_device, with_device
+from .split import is_split, name_and_device, with_device
 
 _log = logging.getLogger(__name__)
 
 _NAMES = re.compile(r"\s*\w+(:[\w.]+)?\s*(,\s*\w+(:[\w.]+)?\s*)+")
 _SHARE = 0.9  # of the free memory, where a provider has no option for it
 _FLOAT_BITS = 32  # of KV in a portable graph
+_HOST = "cpu"  # the provider that computes what devices do not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,11 @@ class LayerPlace:
     kv: int
     fixed: int
 
+    @property
+    def needed(self) -> int:
+        """Bytes that all layers would take there."""
+        return sum(self.weights) + self.kv * len(self.weights) + self.fixed
+
     def seconds(self, begin: int, end: int) -> float:
         """Return the seconds to read the weights of layers; infinite if they have no room."""
         if begin == end:
@@ -54,12 +63,57 @@ class LayerPlace:
         return weights / self.bandwidth if needed <= self.room else math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedLayers:
+    """Which layers run where, and why.
+
+    Args:
+        provider: a split by ranges of layers, or the only place: ``cuda:0-11,cpu:12-27``.
+        places: what was known of each place.
+        needed: bytes of the weights of the model, and of the KV of one text, on the first place.
+    """
+
+    provider: str
+    places: Sequence[LayerPlace]
+    needed: int
+
+    def __str__(self) -> str:
+        known = (
+            f"{place.name} has {human_bytes(place.room)} and reads {place.bandwidth / 1e9:.0f} GB/s"
+            for place in self.places
+        )
+        return (
+            f"layers by memory and bandwidth: {self.provider}; the model needs {human_bytes(self.needed)}, "
+            f"{', '.join(known)}"
+        )
+
+
 def names_places(provider: str) -> bool:
     """Whether the value of ``provider`` names places without their layers: ``cuda,cpu``."""
     return _NAMES.fullmatch(provider) is not None
 
 
-def placed_layers(files: SourceModel, text: str, config: RunnerConfig) -> str:
+def candidate(files: SourceModel, provider: Provider, config: RunnerConfig) -> str:
+    """Return where to try a model on a provider: its name, or places if its devices need the CPU's help.
+
+    Args:
+        files: a model.
+        provider: an available provider.
+        config: options of the runner, with ``context_length`` set.
+    """
+    try:
+        if provider.device_memory(provider.checked_options(config.options)) is None:
+            return provider.name
+        devices = [f"{provider.name}:{device}" for device in provider.device_names()]
+        text = ",".join([*(devices if len(devices) > 1 else [provider.name]), _HOST])
+        placed = placed_layers(files, text, config)
+    except CarryallError as error:  # the trial of the provider alone gives the reason that counts
+        _log.info("%s is tried alone: %s", provider.name, error)
+        return provider.name
+    return text if is_split(placed.provider) else provider.name
+
+
+def placed_layers(files: SourceModel, text: str, config: RunnerConfig) -> PlacedLayers:
     """Return the split, or the only place, that reads the weights of a decoding step in the least time.
 
     Each place gets a range of layers, in the order of the text, or none. A place holds the weights of its
@@ -97,9 +151,10 @@ def placed_layers(files: SourceModel, text: str, config: RunnerConfig) -> str:
         for place, (begin, end) in zip(places, itertools.pairwise(cuts), strict=True)
         if begin < end
     ]
-    choice = ",".join(f"{name}:{first}-{last}" for name, first, last in parts)
-    _log.info("layers by memory and bandwidth: %s", choice)
-    return choice if len(parts) > 1 else parts[0][0]
+    ranges = ",".join(f"{name}:{first}-{last}" for name, first, last in parts)
+    placed = PlacedLayers(ranges if len(parts) > 1 else parts[0][0], places, places[0].needed)
+    _log.info("%s", placed)
+    return placed
 
 
 def least_time(places: Sequence[LayerPlace], cached: Sequence[bool]) -> list[int] | None:

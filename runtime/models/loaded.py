@@ -20,6 +20,7 @@ from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from .fastest import FastestProvider
 from .generation_defaults import GenerationDefaults
+from .layer_places import PlacedLayers
 from .model_source import ModelSummary
 
 
@@ -60,6 +61,7 @@ class LoadedModel:
         proposer: proposes tokens for speculative decoding; the engine closes it.
         provider: the provider that runs the model.
         choice: the measurements, if the provider was ``auto``.
+        placed: which layers run where, if places were named or chosen.
         fallbacks: the placement of each session that runs some nodes on the CPU by ``allow_fallback``.
         graphs: the lowered graph that runs; for a split model, one per part.
         adapters: the LoRA adapters that requests can name.
@@ -79,6 +81,7 @@ class LoadedModel:
     open_encoder: Callable[[], Runner] | None = None
     provider: str = ""
     choice: FastestProvider | None = None
+    placed: PlacedLayers | None = None
     fallbacks: list[Placement] = field(default_factory=list)
     graphs: Sequence[Path] = ()
     adapters: AdapterSet = field(default_factory=AdapterSet)

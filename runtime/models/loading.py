@@ -164,8 +164,9 @@ def load_model(
     if asked.allow_fallback:
         config = dataclasses.replace(config, on_fallback=fallbacks.append)
     where = name if choice is None else choice.provider
-    if names_places(where):
-        where, device = name_and_device(placed_layers(source, where, config))
+    placed = placed_layers(source, where, config) if names_places(where) else None
+    if placed is not None:
+        where, device = name_and_device(placed.provider)
         config = config if device is None else with_device(config, where, device)
     if not is_split(where):
         provider = get_provider(where)
@@ -173,7 +174,7 @@ def load_model(
     if is_split(where) or get_provider(where).holds_angles(config):
         check_tables(source, config.context_length or 0)
     loaded = _opened(source, where, config, asked, progress)
-    loaded.choice, loaded.fallbacks = choice, fallbacks
+    loaded.choice, loaded.placed, loaded.fallbacks = choice, placed, fallbacks
     if asked.adapters_at_once:
         _load_adapters(loaded, asked, source)
     if asked.speculative is not None:
@@ -376,7 +377,7 @@ def _open(
         runner, graphs = pipeline_runner(source, target, config, asked.pipeline, stages, progress)
         return runner, f"{source.content_key} {provider} pipeline {stages}", graphs
     changes = [lora_branches(source, asked.lora_modules)] if config.max_loras else []
-    if not changes and source.sees and target.takes_images:
+    if not changes and source.sees and target.takes_images(config):
         changes = [image_inputs()]
     if (folder := drafter_folder(asked.speculative)) is not None:
         from .drafters import layer_states

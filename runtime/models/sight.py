@@ -47,7 +47,8 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, info: R
     if not width:
         raise RequestError(
             f"{source.name} reads pictures, but not as it was loaded here: with provider '{provider}'"
-            f"{' and LoRA adapters' if config.max_loras else ''}; load it with provider cpu, without adapters"
+            f"{' and LoRA adapters' if config.max_loras else ''}; load it with provider cpu, or cuda and "
+            "kv_memory=paged, without adapters"
         )
     folder = source.sight_folder()
     # Quantization may have rotated the stream that the rows enter in place of embeddings.

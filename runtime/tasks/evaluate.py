@@ -194,9 +194,9 @@ def _stored_decoder(config: ModelConfig) -> StoredDecoder:
 
 
 def load_notes(loaded: LoadedModel) -> list[str]:
-    """Return which provider was chosen, if one was, and which nodes fell back to the CPU."""
-    choice = [] if loaded.choice is None else [str(loaded.choice)]
-    return [*choice, *(f"some nodes fell back:\n{placed}" for placed in loaded.fallbacks)]
+    """Return which provider and layers were chosen, if any were, and which nodes fell back to the CPU."""
+    choices = [str(choice) for choice in (loaded.choice, loaded.placed) if choice is not None]
+    return [*choices, *(f"some nodes fell back:\n{placed}" for placed in loaded.fallbacks)]
 
 
 def _content(text: str | Path | None, models: list[str]) -> str:

@@ -17,15 +17,6 @@ import cuda_stub
 import pytest
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools" / "gpu"
-# The environment of the tests has onnxruntime for the CPU too, which is refused beside onnxruntime-gpu.
-ONE_WHEEL = """import importlib.metadata as metadata
-real = metadata.distribution
-def distribution(name):
-    if name == "onnxruntime":
-        raise metadata.PackageNotFoundError(name)
-    return real(name)
-metadata.distribution = distribution
-"""
 
 
 def module(name: str) -> Any:
@@ -115,9 +106,7 @@ def test_a_section_that_hangs_or_fails_costs_the_others_nothing(tmp_path: Path) 
 @pytest.mark.slow
 def test_a_rehearsal_over_the_stub_runs_every_section(tmp_path: Path) -> None:
     """Kernels compute nothing, so only that sections run and what they write is of interest."""
-    (tmp_path / "sitecustomize.py").write_text(ONE_WHEEL)
     environment = cuda_stub.variables(tmp_path)
-    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
     out = tmp_path / "results"
     done = subprocess.run(
         [sys.executable, TOOLS / "kit.py", "--tiny", "--out", out],
@@ -127,8 +116,8 @@ def test_a_rehearsal_over_the_stub_runs_every_section(tmp_path: Path) -> None:
         timeout=580,
         check=False,
     )
-    ends = dict(line.split(": ", 1) for line in done.stdout.splitlines()[:10])
-    for name in ("smoke", "correct", "decode", "prompts", "serve", "options", "big"):
+    ends = dict(line.split(": ", 1) for line in done.stdout.splitlines()[:11])
+    for name in ("smoke", "correct", "decode", "prompts", "serve", "values", "options", "big"):
         assert ends[name].startswith("done"), done.stdout
     for name in ("ceilings", "genai", "transformers"):  # not installed here
         assert "ModuleNotFoundError" in ends[name]
@@ -136,5 +125,12 @@ def test_a_rehearsal_over_the_stub_runs_every_section(tmp_path: Path) -> None:
     assert found["serve"]["requests"] > 0
     assert found["serve"]["faults"] == 0, found["serve"]
     assert {f"a second thread, {kind}" for kind in module("kit").KINDS} <= found["correct"].keys()
-    assert found["decode"]["step b1 at 16, paged"]["median"] > 0
+    for weights in ("", " int4", " int4 with zero points"):
+        for kind in ("paged", "paged, one step", "paged, onnxruntime's kernels"):
+            assert found["decode"][f"step b4 at 16{weights}, {kind}"]["median"] > 0
+    assert found["values"]["failed"] > 0  # as the stub computes nothing
+    launched = {
+        line.split()[2] for line in (tmp_path / "log").read_text().splitlines() if line[:7] == "kernel "
+    }
+    assert {"draw_tokens", "paged_decode_half_2", "int4_product_16", "silu_and_mul_half"} <= launched
     assert not [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("illegal")]

@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = os.environ.get("GPU_KIT_TINY") == "1"
 OUT = Path(os.environ.get("GPU_KIT_OUT", "results"))
 Figures = dict[str, Any]
+INT4, MINIMA = " int4", " int4 with zero points"  # weights in the names of rows; float16 has no name
 
 # Seconds of each section, in order.
 BOXES = {
@@ -42,12 +43,13 @@ BOXES = {
     "decode": 130,
     "prompts": 100,
     "serve": 75,
+    "values": 60,
     "ceilings": 30,
     "options": 60,
     "genai": 100,
     "transformers": 60,
     "big": 50,
-    "count": 500,  # only over the stub of CUDA
+    "count": 900,  # only over the stub of CUDA
 }
 SHAPE = {
     "model_type": "qwen3",
@@ -71,6 +73,8 @@ BIG = SHAPE | {
     "num_attention_heads": 32,
     "tie_word_embeddings": False,
 }
+# Launches do not depend on these sizes, and the weights are written in a tenth of the time.
+NARROW = SHAPE | {"hidden_size": 256, "intermediate_size": 512}
 SMALL = SHAPE | {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 CONTEXT = 512 if TINY else int(os.environ.get("GPU_KIT_CONTEXT", "40960"))
@@ -106,7 +110,7 @@ def note(section: str, figures: Figures) -> None:
     path.write_text(json.dumps(known | figures, indent=1) + "\n")
 
 
-def lowered(shape: dict[str, Any], bits: int, options: dict[str, Any], slots: int) -> tuple[Path, Any]:
+def lowered(shape: dict[str, Any], weights: str, options: dict[str, Any], slots: int) -> tuple[Path, Any]:
     """Return a lowered model with random weights, written once, and the options of its runner."""
     from carryall.graph_opt.graph.saving import save_model
     from carryall.graph_opt.pipeline.pipeline import run
@@ -119,12 +123,12 @@ def lowered(shape: dict[str, Any], bits: int, options: dict[str, Any], slots: in
     config = RunnerConfig(max_slots=slots, context_length=CONTEXT, options=options)
     config = get_provider("cuda").resolve_options(config)
     lowering = {name: value for name, value in options.items() if name != "cuda_graphs"}  # the same graph
-    key = json.dumps([SMALL if TINY else shape, bits, lowering], sort_keys=True)
+    key = json.dumps([SMALL if TINY else shape, weights, lowering], sort_keys=True)
     folder = OUT / "models" / hashlib.sha256(key.encode()).hexdigest()[:16]
     if not (folder / "model.onnx").is_file():
         model = random_model(SMALL if TINY else shape)
-        if bits < 16:
-            form = BlockFormat(bits=bits, block_size=32, symmetric=True)
+        if weights:
+            form = BlockFormat(bits=4, block_size=32, symmetric=weights == INT4)
             model, _ = run(model, [WeightOnlyQuantizationPass(form)])
         model, _ = run(model, get_provider("cuda").passes(config))
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,12 +137,12 @@ def lowered(shape: dict[str, Any], bits: int, options: dict[str, Any], slots: in
 
 
 @contextmanager
-def engine(shape: dict[str, Any], kind: str, *, slots: int, bits: int = 16, **more: Any) -> Iterator[Any]:
+def engine(shape: dict[str, Any], kind: str, *, slots: int, weights: str = "", **more: Any) -> Iterator[Any]:
     """Open an engine on a model of random weights."""
     from carryall.providers import get_provider
     from carryall.runtime.engine.engine import Engine, EngineConfig
 
-    model, config = lowered(shape, bits, KINDS[kind] | more, slots)
+    model, config = lowered(shape, weights, KINDS[kind] | more, slots)
     opened = Engine(get_provider("cuda").runner(model, config), EngineConfig(prefix_cache=False))
     try:
         yield opened
@@ -241,26 +245,28 @@ def _same_in_a_thread(llm: Any, prompts: list[str], params: list[Any]) -> bool:
 def decode() -> None:
     """Milliseconds of a decoding step."""
     rows = [
-        (1, 256, 16),
-        (8, 256, 16),
-        (32, 256, 16),
-        (32, 256, 4),
-        (128, 256, 16),
-        (1, 4096, 16),
-        (32, 4096, 16),
+        (1, 256, ""),
+        (8, 256, ""),
+        (32, 256, ""),
+        (32, 256, INT4),
+        (32, 256, MINIMA),
+        (1, 256, MINIMA),
+        (128, 256, ""),
+        (1, 4096, ""),
+        (32, 4096, ""),
     ]
     if TINY:
-        rows = [(1, 16, 16), (4, 16, 16), (4, 16, 4)]
-    for batch, length, bits in rows:
+        rows = [(1, 16, ""), (4, 16, ""), (4, 16, INT4), (4, 16, MINIMA)]
+    for batch, length, weights in rows:
         kinds = ["paged", "paged, one step", "slots"]
         if (length == 256 and batch in (1, 32)) or (batch, length) == (1, 4096) or TINY:
             # What carryall's kernels gain; at 4,096 tokens that is PagedDecode's gain beside PagedAttention.
             kinds.append("paged, onnxruntime's kernels")
         for kind in kinds:
             size = "" if length == 256 else f" at {length}"
-            name = f"step b{batch}{size}{' int4' if bits == 4 else ''}, {kind}"
+            name = f"step b{batch}{size}{weights}, {kind}"
             try:
-                with engine(SHAPE, kind, slots=batch, bits=bits) as opened:
+                with engine(SHAPE, kind, slots=batch, weights=weights) as opened:
                     generate(opened, batch, length, TOKENS, 0)
                     greedy = medians(opened, batch, length, TOKENS)["step"]
                     hot: Figures = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
@@ -336,6 +342,19 @@ def serve() -> None:
             server.terminate()
 
 
+def values() -> None:
+    """The checks of `doctor --selftest`: families and forms, one with states, a tower, each option."""
+    from carryall.runtime.tasks.selftest import selftest_provider
+
+    found = selftest_provider("cuda", time_limit=8 if TINY else 45)
+    states: Figures = {}
+    for check in found.checks:
+        states.setdefault(check.status, []).append(f"{check.area} {check.name}")
+        if check.status in ("failed", "refused"):
+            note("values", {f"{check.area} {check.name}": f"{check.status}: {check.detail} {check.figures}"})
+    note("values", {status: len(names) for status, names in states.items()})
+
+
 def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
     for _ in range(400):
         if server.poll() is not None:
@@ -394,20 +413,20 @@ def options() -> None:
     from carryall.providers.targets.cuda import CudaProvider
 
     defaults, entries = CudaProvider.provider_options, CudaProvider.session_entries
-    changes: dict[str, tuple[dict[str, str], dict[str, str], int]] = {
-        "defaults": ({}, {}, 16),
-        "without cuDNN": ({"enable_cudnn": "0"}, {}, 16),
-        "gemm_auto_tune": ({}, {"ep.cuda.enable_gemm_auto_tune": "1"}, 16),
-        "int4": ({}, {}, 4),
-        "int4, fpa_intb_gemm": ({}, {"ep.cuda.fpa_intb_gemm": "1"}, 4),
+    changes: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
+        "defaults": ({}, {}, ""),
+        "without cuDNN": ({"enable_cudnn": "0"}, {}, ""),
+        "gemm_auto_tune": ({}, {"ep.cuda.enable_gemm_auto_tune": "1"}, ""),
+        "int4": ({}, {}, INT4),
+        "int4, fpa_intb_gemm": ({}, {"ep.cuda.fpa_intb_gemm": "1"}, INT4),
     }
     batches, length = ((1, 2), 16) if TINY else ((1, 32), 256)
-    for name, (own, keys, bits) in changes.items():
+    for name, (own, keys, weights) in changes.items():
         CudaProvider.provider_options = lambda self, o, own=own, **g: defaults(self, o, **g) | own  # type: ignore[method-assign]
         CudaProvider.session_entries = lambda self, o, keys=keys: entries(self, o) | keys  # type: ignore[method-assign]
         for batch in batches:
             try:
-                with engine(SHAPE, "paged", slots=batch, bits=bits) as opened:
+                with engine(SHAPE, "paged", slots=batch, weights=weights) as opened:
                     generate(opened, batch, length, TOKENS, 0)
                     found: Any = medians(opened, batch, length, TOKENS)["step"]
             except Exception as error:  # noqa: BLE001 -- the other settings are measured
@@ -518,23 +537,23 @@ def count() -> None:
     for its log, which it writes line by line.
     """
     log = Path(os.environ["CUDA_STUB_LOG"])
-    rows = [(1, 256, 16), (8, 256, 16), (32, 256, 16), (32, 256, 4)]
+    rows = [(1, 256, ""), (8, 256, ""), (32, 256, ""), (32, 256, INT4), (32, 256, MINIMA)]
     sizes = [(1, 256), (1, 1024), (1, 4096), (8, 256), (32, 256)]
     if TINY:
-        rows, sizes = [(1, 16, 16), (3, 16, 16)], [(1, 16), (3, 16)]
+        rows, sizes = [(1, 16, ""), (3, 16, ""), (3, 16, MINIMA)], [(1, 16), (3, 16)]
     sizes = [(batch, length) for batch, length in sizes if length < CONTEXT]
-    for bits in sorted({bits for _, _, bits in rows}, reverse=True):
-        for kind in ("slots", "paged, one step", "paged"):
+    for weights in dict.fromkeys(weights for _, _, weights in rows):
+        for kind in ("slots", "paged, one step", "paged", "paged, onnxruntime's kernels"):
             slots = max(batch for batch, _, _ in rows)
-            with engine(SHAPE, kind, slots=slots, bits=bits) as opened:
+            with engine(NARROW, kind, slots=slots, weights=weights) as opened:
                 # The stub's kernels draw no tokens, so these are any numbers.
                 runner = opened.runner.runner
                 runner.info = dataclasses.replace(runner.info, num_tokens=None)
                 for batch, length, own in rows:
-                    if own == bits:
-                        name = f"step b{batch}{' int4' if bits == 4 else ''}, {kind}"
+                    if own == weights:
+                        name = f"step b{batch}{weights}, {kind}"
                         note("count", {name: _counted(opened, batch, length, log, steps=4)})
-                for batch, length in sizes if bits == 16 else []:
+                for batch, length in [] if weights else sizes:
                     name = f"prompt {length}" if batch == 1 else f"prompts {batch}x{length}"
                     note("count", {f"{name}, {kind}": _counted(opened, batch, length, log, steps=0)})
 
@@ -579,6 +598,7 @@ SECTIONS: dict[str, Callable[[], None]] = {
     "decode": decode,
     "prompts": prompts,
     "serve": serve,
+    "values": values,
     "ceilings": ceilings,
     "options": options,
     "genai": genai,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ....contract import ATTENTION_MASK, ENCODER_STATES, is_past_state
+from ....contract import ENCODER_STATES, is_past_state
 from ....errors import UnsupportedAttentionError
 from ...analysis.decoder_inputs import find_input
 from ...graph.edit import (
@@ -27,6 +27,7 @@ from ...graph.lazy import lazy, shape_of
 from ...graph.recurrent_states import use_microsoft_states
 from ...passes.base import GraphPass
 from ..paged_kv import BEGINS, STATE_PLACES
+from .unpadded_masks import remove_padding
 
 DOMAIN = "carryall"
 LAYOUT = 2  # version of the states; the kernels refuse others
@@ -99,7 +100,7 @@ class NativeStatesPass(GraphPass):
         for node in convolutions:
             _short_convolution(graph, node, begins, places)
         for node in list(nodes_of(graph, "Mul")):
-            _remove_padding(graph, node)
+            remove_padding(graph, node)
         self.fired += len(delta) + len(convolutions)
 
 
@@ -184,19 +185,6 @@ def _keep_in_place(graph: ir.Graph, node: ir.Node, states: ir.Value, shape: list
         graph.outputs.remove(present)
     states.shape = ir.Shape(["places", *shape])
     remove_unused(graph, node)
-
-
-def _remove_padding(graph: ir.Graph, node: ir.Node) -> None:
-    """Remove a product with the attention mask, which is 1 for every token of a flat batch."""
-    for x, factor in (node.inputs[:2], node.inputs[1::-1]):
-        while factor is not None and (source := factor.producer()) is not None:
-            if source.op_type not in ("Cast", "Slice", "Unsqueeze"):
-                break
-            factor = source.inputs[0]
-        if x is not None and factor is not None and factor.name == ATTENTION_MASK and factor.is_graph_input():
-            replace(node.outputs[0], x)
-            remove_unused(graph, node)
-            return
 
 
 def _unsupported(node: ir.Node, why: str) -> UnsupportedAttentionError:

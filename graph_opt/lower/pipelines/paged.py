@@ -59,6 +59,7 @@ from ..products.block_minima import SplitMinimaPass
 from ..products.float8_weights import Float8WeightsPass
 from ..products.weight_only_products import WeightOnlyProductsPass
 from ..require_dynamic_sequence import RequireDynamicSequencePass
+from ..token_range import TokenRangePass
 from .paged_form import OPERATOR, PLAIN, PagedForm
 from .standard import DecomposeAttentionPass
 
@@ -322,6 +323,7 @@ def paged_passes(context_length: int, *, explicit: bool = False) -> list[ir.pass
         TakeCacheScalesPass(scales, required=False),
         FloatComputePass(),
         ShapeInferencePass(),
+        TokenRangePass(),
         SharedCachePass(),
         *([DecomposeAttentionPass()] if explicit else [CappedAttentionPass(), SinkAttentionPass()]),
         # Attention to an encoder's rows stays the standard's operator where KV is explicit.

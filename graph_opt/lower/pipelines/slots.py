@@ -23,7 +23,10 @@ from ..attention.kv_int8 import (
 )
 from ..attention.norms_in_attention import NormsInAttentionPass
 from ..attention.recurrent_states import MicrosoftStatesPass, RefuseStatesPass
+from ..attention.rope_tables import RopeTablesPass
+from ..attention.shared_cache import SharedCachePass
 from ..attention.slot_inputs import SlotInputsPass
+from ..attention.unpadded_masks import RemovePaddingPass, ShortRangesPass
 from ..chain.chain_pass import ChainPass
 from ..kernels import CPU, Kernels
 from ..norms.branchwise_norms import BranchwiseNormsPass
@@ -53,6 +56,7 @@ from ..token_range import TokenRangePass
 from .native_paged import native_paged_passes
 from .ort_paged import ort_paged_passes
 from .paged_decode import PagedDecodePass
+from .standard import DecomposeAttentionPass
 
 _NEWEST = 23  # the portable graph's opset
 
@@ -179,13 +183,28 @@ def _attention_passes(options: SlotOptions, scales: CacheScales) -> list[ir.pass
     if options.paged:
         return ort_paged_passes(options.context_length, scales)
     if options.explicit:
-        return [LastHiddenStatePass(), SelectLogitsPass()]
+        return [*_decomposed(options), LastHiddenStatePass(), SelectLogitsPass()]
     return [
         GroupQueryAttentionPass(options.context_length, kernels),
         RemoveUnusedNodesPass(),
         SlotInputsPass(padded_prompts=kernels.padded_prompts, position_inputs=kernels.position_inputs),
         LastHiddenStatePass(),
         SelectLogitsPass(),
+    ]
+
+
+def _decomposed(options: SlotOptions) -> list[ir.passes.PassBase]:
+    """Return the passes for explicit attention without a kernel; angles then come from tables."""
+    if options.kernels.standard_attention:
+        return []
+    return [
+        RopeTablesPass(options.context_length),
+        RemoveUnusedNodesPass(),
+        SharedCachePass(),
+        RemovePaddingPass(),
+        ShortRangesPass(),
+        DecomposeAttentionPass(),
+        ShapeInferencePass(),
     ]
 
 

@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cuda_stub import VERSION
 from device_stand_ins import threaded
 from engine_kit import make_request
 from engine_kit import run as run_engine
 from lowered_forms import CONTEXT, decoder
+from tiny_vlms import write_vlm
 
+import carryall
 from carryall import LLM, SamplingParams
 from carryall.errors import CarryallError
 from carryall.graph_opt.graph.load import read_model
@@ -32,26 +33,19 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import placement
 from carryall.providers.base import Row, RunnerConfig
-from carryall.providers.cuda import kernels
-from carryall.providers.host import libraries, nvidia
+from carryall.providers.host import libraries, nvidia, selftest_checks
 from carryall.providers.ort import ort
-from carryall.providers.targets import cuda
+from carryall.providers.targets import cpu, cuda
 from carryall.providers.targets.cuda import CudaProvider, uncapturable
 from carryall.runtime.engine.engine import Engine
+from carryall.runtime.models import fastest
+from carryall.runtime.models.loading import load_model
+from carryall.runtime.models.lowered_graph import lower
+from carryall.runtime.models.lowering import image_inputs
+from carryall.runtime.models.model_source import resolve_model
 from carryall.runtime.tasks.random_model import random_model
 from carryall.runtime.tasks.selftest_models import LARGE, in_form, tower
-
-# The environment of the tests also has onnxruntime for the CPU; this process imports onnxruntime-gpu.
-ort.installed_wheels = lambda: {"onnxruntime-gpu": VERSION}
-
-# The stub's kernels compute nothing that could agree.
-cuda.joint_prompts_agree = lambda runner: True  # type: ignore[attr-defined]
-cuda.padded_runs_agree = lambda runner, pad: True  # type: ignore[attr-defined]
-cuda.self_test = lambda open_session: None  # type: ignore[attr-defined]
-cuda.paged_self_test = lambda open_session, device: None  # type: ignore[attr-defined]
-# NVRTC asks the driver for functions that the stub lacks; the stub runs no machine code.
-kernels.Nvrtc = lambda: None  # type: ignore[attr-defined,assignment,misc]
-kernels.kernel_images = lambda compiler, capability: [b"\0"]
+from carryall.runtime.tasks.selftest_models import decoder as portable
 
 SLOTS = 4
 
@@ -371,8 +365,53 @@ def tower_of_a_model_that_sees(folder: Path) -> dict[str, list[str]]:
     provider = CudaProvider()
     lowered_tower, _ = pipeline.run(tower(), provider.tower_passes(RunnerConfig()))
     save_model(lowered_tower, folder / "model.onnx")
-    placed = placement.placed_nodes(provider.session(folder / "model.onnx", RunnerConfig())) or {}
-    return {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()}
+    return _operators(provider.session(folder / "model.onnx", RunnerConfig()))
+
+
+def hybrid(folder: Path) -> dict[str, Any]:
+    """Drive a model with recurrent states; return where its nodes lie, and a step's copies and launches."""
+    provider, config = CudaProvider(), RunnerConfig(max_slots=SLOTS, context_length=CONTEXT)
+    passes = provider.explicit_passes(config)
+    assert passes is not None
+    save_model(pipeline.run(portable("lfm2", "float"), passes)[0], folder / "model.onnx")
+    sessions: list[Any] = []
+    with _spied(sessions):
+        runner = provider.runner(folder / "model.onnx", config)
+    selftest_checks.drive(runner)
+    runner.forward([Row(2, tokens(9), 0)])
+    with _logged_lines() as lines:
+        runner.forward([Row(2, tokens(1), 9)])
+    runner.close()
+    return {
+        "placed": _operators(sessions[0]),
+        "copies": [words[1:3] for words in lines if words[0] == "copy"],
+        "launches": sum(words[0] == "kernel" for words in lines),
+    }
+
+
+def pictures(folder: Path) -> dict[str, Any]:
+    """Run a prompt with a picture and steps on a paged runner; return where nodes lie, and the replays."""
+    carryall.export(write_vlm(folder / "checkpoint", "qwen3_vl"), folder / "package")
+    config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, options={"kv_memory": "paged"})
+    source = resolve_model(folder / "package")
+    save_model(lower(source, CudaProvider(), config, [image_inputs()]), folder / "model.onnx")
+    sessions: list[Any] = []
+    with _spied(sessions):
+        runner = CudaProvider().runner(folder / "model.onnx", config)
+    states = np.ones((4, runner.info.image_width), np.float32)
+    rows = np.array([-1, 0, 1, 2, 3])
+    before = _replays()
+    runner.forward([Row(0, tokens(9), 0, image_states=states, image_rows=rows)])
+    found: dict[str, Any] = {"prompt": _replays() - before}
+    for step in range(3):
+        runner.forward([Row(0, tokens(1), 9 + step)])
+    found["steps"] = _replays() - before
+    placed = placement.placed_nodes(sessions[0]) or {}
+    found["placed"] = {
+        name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()
+    }
+    runner.close()
+    return found
 
 
 def own_kernels(folder: Path, family: str, form: str) -> dict[str, Any]:
@@ -443,6 +482,30 @@ def no_code(folder: Path) -> list[Any]:
     return [CudaProvider().available(), "opened"]
 
 
+def split_auto(folder: Path) -> dict[str, Any]:
+    """Load a model with ``auto`` on a device with ever less memory; return the choices and the bandwidth.
+
+    The host is slow here, so that the device gets what it holds.
+    """
+    nvidia._COPIED = 1 << 20
+    cpu.machine.memory_bandwidth = lambda: 1e-3  # type: ignore[attr-defined]
+    fastest.provider_names = lambda: ["cuda"]  # type: ignore[attr-defined]
+    used = _used(0)
+    with _logged_lines() as lines:
+        found: dict[str, Any] = {"bandwidth": CudaProvider().memory_bandwidth({}), "left": _used(0) - used}
+    found["copies"] = [words[2] for words in lines if words[:2] == ["copy", "on-device"]]
+    for megabytes in (400, 12):
+        _stub().stub_memory(ctypes.c_size_t(_used(0) + (megabytes << 20)))
+        loaded = load_model("demo", provider="auto", max_slots=2, context_length=CONTEXT)
+        runner = loaded.runner
+        runner.forward([Row(0, tokens(9), 0)])
+        logits = runner.forward([Row(0, tokens(1), 9)])[0].shape
+        chosen = loaded.choice.provider if loaded.choice is not None else None
+        found[str(megabytes)] = [chosen, loaded.provider, str(loaded.placed), logits]
+        loaded.close()
+    return found
+
+
 def weights(folder: Path, kind: str) -> dict[str, int]:
     """Open a model of 65 million parameters; return bytes of its files, of uploads, and held by the host.
 
@@ -482,6 +545,12 @@ def _anonymous() -> int:
     """Return the bytes of this process's memory that no file backs."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
     return 1024 * int(line.split()[1])
+
+
+def _operators(session: Any) -> dict[str, list[str]]:
+    """Return the operators of a session by execution provider."""
+    placed = placement.placed_nodes(session) or {}
+    return {name: sorted({str(node).split()[0] for node in nodes}) for name, nodes in placed.items()}
 
 
 class _spied:  # noqa: N801 - a context manager

@@ -61,6 +61,20 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
 }
 int cuGetErrorString(int code, const char **text) { *text = "stub"; return 0; }
 """
+# What a process over the stub runs first, so that the kit of measurements and `carryall serve` do too. The
+# environment of the tests also has onnxruntime for the CPU; the stub's kernels compute nothing that could
+# agree; NVRTC asks the driver for functions that the stub lacks, and the stub runs no machine code.
+_CUSTOMIZE = f"""from carryall.providers.cuda import kernels
+from carryall.providers.ort import ort
+from carryall.providers.targets import cuda
+ort.installed_wheels = lambda: {{"onnxruntime-gpu": "{VERSION}"}}
+kernels.Nvrtc = lambda: None
+kernels.kernel_images = lambda compiler, capability: [b"\\0"]
+cuda.self_test = lambda open_session: None
+cuda.paged_self_test = lambda open_session, device: None
+cuda.joint_prompts_agree = lambda runner: True
+cuda.padded_runs_agree = lambda runner, pad: True
+"""
 _EMPTY = "int {0}(void) {{ return 0; }}"
 
 
@@ -104,7 +118,8 @@ def run(scenario: str, *arguments: str, **environment: str) -> Outcome:
 def variables(scratch: Path) -> dict[str, str]:
     """Return the environment of a process over the stub, which logs to ``scratch / "log"``."""
     wheel = _wheel()
-    paths = [wheel, ROOT / "src", *(ROOT / "tests" / "kits").glob("*/"), ROOT / "tests" / "kits"]
+    (scratch / "sitecustomize.py").write_text(_CUSTOMIZE)
+    paths = [scratch, wheel, ROOT / "src", *(ROOT / "tests" / "kits").glob("*/"), ROOT / "tests" / "kits"]
     (scratch / "log").touch()
     return {
         **os.environ,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from device_stand_ins import CudaOnCpu
+from device_stand_ins import CudaOnCpu, DirectMLOnCpu
 
 from carryall.errors import ProviderRuntimeError, UsageError
 from carryall.providers import get_provider
@@ -132,8 +132,10 @@ def test_a_hybrid_is_computed_where_states_have_a_place_and_else_refused() -> No
     expected = logits_of(get_provider("cpu"), hybrid, CONTEXT, {"kernels": "onnxruntime"})
     assert difference(logits_of(get_provider("cpu"), hybrid, CONTEXT, {}), expected) < 1e-5
 
+    assert difference(logits_of(CudaOnCpu(), hybrid, CONTEXT, {}), expected) < 1e-5
+
     def on_a_device() -> tuple[bool, dict[str, float]]:
-        logits_of(CudaOnCpu(), hybrid, CONTEXT, {})
+        logits_of(DirectMLOnCpu(), hybrid, CONTEXT, {})
         return True, {}
 
     check = checked("values", "lfm2 float", on_a_device)

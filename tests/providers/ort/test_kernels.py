@@ -16,6 +16,7 @@ from kernel_table import KernelTable, misfits
 from lowered_forms import CONTEXT, FAMILIES, FORMS, decoder
 from tiny_models import write_tiny
 from tiny_vlms import write_vlm
+from tiny_whisper import write_whisper
 
 import carryall
 from carryall.contract import is_past
@@ -135,16 +136,39 @@ def test_sinks_are_an_input_of_the_kernel(target: str, stored: str, tmp_path: Pa
     assert misfits(model, chosen.table, CPU) == []
 
 
+EXPLICIT_STATES = {"cpu", "cuda", "cuda-bf16", "cuda-paged", "cuda-old", "webgpu-fp16", "webgpu-fp32"}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "falcon_h1"])
-def test_recurrent_states_are_refused_where_they_have_no_place(family: str, tmp_path: Path) -> None:
-    """Short convolutions, the gated delta rule and Mamba-2 run with carryall's CPU kernels."""
+def test_recurrent_states_are_explicit_or_refused(family: str, tmp_path: Path) -> None:
+    """Short convolutions, the gated delta rule and Mamba-2; slots and blocks of onnxruntime hold none."""
     portable = export_model(write_case(family, tmp_path / "checkpoint"))
     for name, chosen in TARGETS.items():
         config = RunnerConfig(context_length=CONTEXT, options=chosen.options)
         with pytest.raises(GraphError, match=r"recurrent states|CausalConvWithState") as refused:
             pipeline.run(portable.clone(), chosen.provider.passes(config))
         assert "past_conv.0" in str(refused.value) or "opset 27" in str(refused.value), name
+        explicit = chosen.provider.explicit_passes(config)
+        assert (explicit is not None) == (name in EXPLICIT_STATES), name
+        if explicit is not None:
+            model = pipeline.run(portable.clone(), explicit)[0]
+            assert any(node.op_type == "CausalConvWithState" for node in model.graph)
+            assert misfits(model, chosen.table, CPU) == [], name
+
+
+def test_attention_to_the_rows_of_an_encoder_has_kernels_on_cuda_alone(tmp_path: Path) -> None:
+    portable = export_model(write_whisper(tmp_path / "checkpoint", 0))
+    for table, provider, lacking in (
+        (CUDA, CudaProvider(), False),
+        (WEBGPU, WebGpuProvider(), True),
+    ):
+        options = {"compute": "fp16"}
+        passes = provider.explicit_passes(RunnerConfig(context_length=32, options=options))
+        assert passes is not None
+        found = misfits(pipeline.run(portable.clone(), passes)[0], table, CPU)
+        assert all("encoder_attn/Attention: Attention has no kernel" in reason for reason in found)
+        assert bool(found) == lacking
 
 
 @pytest.mark.long

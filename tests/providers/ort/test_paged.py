@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import requests_ahead
 from device_stand_ins import PagedCudaOnCpu, threaded
 from engine_kit import make_request, run
 from late_device import LateCudaOnCpu
@@ -24,9 +25,7 @@ from carryall.providers.base import BestLogits, Row, RunnerConfig
 from carryall.providers.ort import paged
 from carryall.providers.runners.paged_runner import PagedRunner
 from carryall.providers.targets import cuda
-from carryall.runtime.engine import step
 from carryall.runtime.engine.engine import Engine, EngineConfig
-from carryall.runtime.types.sampling_params import SamplingParams
 
 CONTEXT, SLOTS, VOCAB, BEST = 200, 6, 260, 64
 Tokens = npt.NDArray[np.int64]
@@ -41,6 +40,11 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     lowered, _ = pipeline.run(export_model(checkpoint), PagedCudaOnCpu().passes(config))
     save_model(lowered, folder / "model.onnx")
     return folder / "model.onnx"
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    return requests_ahead.compared_draws(monkeypatch)
 
 
 @pytest.fixture
@@ -203,60 +207,13 @@ def test_a_failed_run_fails_no_request(opened: Callable[..., Any], moment: int) 
     assert next(runs) > moment
 
 
-WAYS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.8, "top_p": 0.9},
-    {"temperature": 1.2, "top_k": 30, "min_p": 0.01},
-    {"temperature": 0.7, "top_p": 0.5, "logprobs": 3},
-    {"temperature": 0.9},  # the host alone can draw it
-    {"temperature": 0.0, "repetition_penalty": 1.3},
-    {"temperature": 0.6, "top_k": 5, "max_tokens": 1},
-]
-
-
-def results(runner: Any, *, steps_ahead: int = 1) -> list[Any]:
-    """Run greedy and seeded requests of many lengths; return what became of them."""
-    assert runner.info.steps_ahead == 1
-    runner.info = dataclasses.replace(runner.info, steps_ahead=steps_ahead)
-    engine, rng = Engine(runner), np.random.default_rng(7)
-    requests = [
-        make_request(
-            f"r{i}",
-            rng.integers(0, VOCAB, int(rng.integers(1, 90))).tolist(),
-            SamplingParams(**{"seed": i, "max_tokens": 5 + i % 17, **WAYS[i % len(WAYS)]}),
-            end_token_ids=[3, 5, 8],
-        )
-        for i in range(25)
-    ]
-    tokens = run(engine, requests)
-    return [tokens, [(request.finish_reason, str(request.error)) for request in requests]]
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return, for each row of a token that the device drew, whether the host drew another."""
-    found: list[bool] = []
-    outdated = step._outdated
-
-    def compared(plan: Any, *, ran: bool) -> set[int]:
-        wrong = outdated(plan, ran=ran)
-        ended = outdated(plan, ran=False)
-        found.extend(
-            i in wrong for i, row in enumerate(plan.rows) if row.source is not None and i not in ended
-        )
-        return wrong
-
-    monkeypatch.setattr(step, "_outdated", compared)
-    return found
-
-
 def test_a_step_in_flight_gives_the_tokens_of_one_step_at_a_time(
     opened: Callable[..., Any], drawn: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
-    alone = results(opened(), steps_ahead=0)
-    assert results(opened(cuda_graphs=False), steps_ahead=0) == alone
+    alone = requests_ahead.results(opened(), steps_ahead=0)
+    requests_ahead.results(opened(cuda_graphs=False), steps_ahead=0).check(alone)
     assert not drawn
-    assert results(opened()) == alone
+    requests_ahead.results(opened()).check(alone)
     assert len(drawn) > 30
     assert not any(drawn)
     assert "failed" not in caplog.text
@@ -270,7 +227,7 @@ def test_a_device_that_is_late_gives_the_same_tokens(
     provider = LateCudaOnCpu(seed, seconds=0.001)
     config = RunnerConfig(max_slots=SLOTS, context_length=CONTEXT, num_threads=1)
     late = provider.runner(model, config)
-    assert results(late) == results(opened(), steps_ahead=0)
+    requests_ahead.results(late).check(requests_ahead.results(opened(), steps_ahead=0))
     assert provider.streams[0].most > 5  # work of two steps
     assert len(drawn) > 30
     assert not any(drawn)
@@ -300,7 +257,7 @@ def test_a_run_that_fails_late_fails_no_request(
         return submit(self, rows)
 
     monkeypatch.setattr(PagedRunner, "submit", faulty)
-    assert results(late) == results(opened(), steps_ahead=0)
+    requests_ahead.results(late).check(requests_ahead.results(opened(), steps_ahead=0))
     assert "launch failure" in caplog.text
     late.close()
     provider.streams[0].end()

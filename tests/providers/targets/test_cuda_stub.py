@@ -5,6 +5,8 @@ Kernels compute nothing, so only the values of copies are compared.
 
 from __future__ import annotations
 
+import re
+
 import cuda_stub
 import lowered_forms
 import pytest
@@ -23,6 +25,10 @@ FORMS = [
     "int4,kv_memory=paged",
     "int8-kv,kv_memory=paged",
     "int8-kv-tensor,kv_memory=paged,kv_cache=fp8",
+    "float,kv_memory=paged,kernels=carryall",
+    "int4-minima,kv_memory=paged,kernels=carryall",
+    "int8-kv,kv_memory=paged,kernels=carryall",
+    "int8-kv-tensor,kv_memory=paged,kv_cache=fp8,kernels=carryall",
     "float,cuda_graphs=false",
     "float,kv_memory=paged,cuda_graphs=false",
 ]
@@ -138,6 +144,28 @@ def test_a_tower_lies_on_the_device_without_copies_between_its_nodes() -> None:
     assert outcome.illegal() == []
 
 
+def test_a_model_with_states_lies_on_the_device_and_its_states_stay_there() -> None:
+    """The host gives a step the token, its position, the mask and which logits are wanted."""
+    outcome = cuda_stub.run("hybrid")
+    placed, copies = outcome.result["placed"], outcome.result["copies"]
+    assert set(placed.get("CPUExecutionProvider", [])) <= _SHAPE_OPERATORS
+    assert {"com.microsoft.CausalConvWithState", "Attention", "MatMul"} <= set(placed[CUDA])
+    assert not any("Memcpy" in name for names in placed.values() for name in names)
+    assert sum(int(size) for way, size in copies if way == "upload") < 256
+    assert [size for way, size in copies if way == "download"] == [str(4 * 512)]  # the logits
+    assert 0 < outcome.result["launches"] < 80
+    assert outcome.illegal() == []
+
+
+def test_a_prompt_with_a_picture_runs_and_the_steps_after_it_are_replayed() -> None:
+    outcome = cuda_stub.run("pictures")
+    found = outcome.result
+    assert (found["prompt"], found["steps"]) == (0, 3)
+    assert set(found["placed"].get("CPUExecutionProvider", [])) <= _SHAPE_OPERATORS
+    assert not any("Memcpy" in name for names in found["placed"].values() for name in names)
+    assert outcome.illegal() == []
+
+
 @pytest.mark.parametrize("form", ["float", "int4"])
 def test_weights_go_from_the_mapped_file_to_the_device_once(form: str) -> None:
     """The host has no second copy of them; a session without weights holds 12 MB."""
@@ -145,6 +173,21 @@ def test_weights_go_from_the_mapped_file_to_the_device_once(form: str) -> None:
     print(found)
     assert found["uploads"] == pytest.approx(found["files"], rel=0.05)
     assert found["held"] < (16 << 20) + 0.25 * found["files"]
+
+
+def test_auto_splits_a_model_that_the_device_does_not_hold() -> None:
+    """Copies within the device measure its bandwidth; beside a slow host it has what it holds."""
+    outcome = cuda_stub.run("split_auto")
+    found = outcome.result
+    assert found["bandwidth"] > 0
+    assert found["left"] == 0
+    assert found["copies"] == [str(1 << 20)] * 24
+    assert found["400"] == ["cuda", "cuda", "None", [1, 4096]]
+    chosen, layers, said, logits = found["12"]
+    assert (chosen, logits) == ("cuda,cpu", [1, 4096])
+    assert re.fullmatch(r"cuda:0-\d,cpu:\d-7", layers)
+    assert f"{layers}; the model needs 15.0 MB, cuda has " in said
+    assert outcome.illegal() == []
 
 
 def test_paged_runs_beyond_the_most_forms_are_not_captured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,13 @@ from hypothesis import strategies as st
 from carryall import LLM, SamplingParams
 from carryall.errors import UsageError
 from carryall.providers import get_provider
-from carryall.providers.base import DeviceMemory
-from carryall.runtime.models.layer_places import LayerPlace, least_time, names_places
+from carryall.providers.base import DeviceMemory, RunnerConfig
+from carryall.reports import human_bytes
+from carryall.runtime.models import fastest
+from carryall.runtime.models.layer_places import LayerPlace, candidate, least_time, names_places
+from carryall.runtime.models.loading import load_model
+from carryall.runtime.models.model_source import resolve_model
+from carryall.runtime.tasks.evaluate import load_notes
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ["def add(a, b):", "import os"]
@@ -100,7 +106,7 @@ def tokens(provider: str, **options: Any) -> list[list[int]]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("room", "choice"),
-    [(100_000, "cpu:0-2"), (1_600_000, "openvino:0-0,cpu:1-2"), (8_000_000, "openvino:0-2")],
+    [(100_000, "cpu"), (1_600_000, "openvino:0-0,cpu:1-2"), (8_000_000, "openvino")],
 )
 def test_a_model_runs_where_it_was_placed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, room: int, choice: str
@@ -109,7 +115,52 @@ def test_a_model_runs_where_it_was_placed(
     device(monkeypatch, room, 1e15)
     with caplog.at_level(logging.INFO):
         assert tokens("openvino,cpu") == tokens("cpu")
-    assert f"layers by memory and bandwidth: {choice}" in caplog.messages
+    (said,) = (line for line in caplog.messages if line.startswith("layers by memory and bandwidth"))
+    assert f": {choice}; the model needs " in said
+    assert f"openvino has {human_bytes(int(0.9 * room))} and reads 1000000 GB/s" in said
+
+
+@needs_openvino
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("room", "tried", "layers"),
+    [(1_600_000, "openvino,cpu", "openvino:0-0,cpu:1-2"), (8_000_000, "openvino", None)],
+)
+def test_auto_splits_a_model_that_a_device_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, room: int, tried: str, layers: str | None
+) -> None:
+    """Where the device holds the model, the provider is tried alone."""
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path))
+    device(monkeypatch, room, 1e15)
+    monkeypatch.setattr(fastest, "provider_names", lambda: ["openvino"])
+    loaded = load_model("draft", provider="auto", max_slots=2, context_length=256)
+    try:
+        assert loaded.choice is not None
+        assert [trial.provider for trial in loaded.choice.trials] == [loaded.choice.provider] == [tried]
+        assert loaded.provider == layers or tried == "openvino"
+        assert (loaded.placed and loaded.placed.provider) == layers
+        assert load_notes(loaded) == [str(note) for note in (loaded.choice, loaded.placed) if note]
+    finally:
+        loaded.close()
+    assert tokens("auto") == tokens("cpu")
+
+
+@needs_openvino
+@pytest.mark.long
+def test_auto_tries_a_device_alone_if_no_places_hold_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path))
+    device(monkeypatch, 1000, 1e15)
+    monkeypatch.setattr("carryall.providers.host.machine.memory", lambda: (2**34, 1000))
+    source = resolve_model("draft")
+    config = RunnerConfig(max_slots=2, context_length=256)
+    assert candidate(source, get_provider("openvino"), config) == "openvino"
+
+
+def test_a_provider_without_a_memory_of_its_own_is_tried_alone() -> None:
+    config = RunnerConfig(max_slots=2, context_length=256)
+    assert candidate(resolve_model("draft"), get_provider("cpu"), config) == "cpu"
 
 
 @needs_openvino

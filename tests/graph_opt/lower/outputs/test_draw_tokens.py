@@ -14,7 +14,7 @@ from engines import onnxruntime
 from carryall.graph_opt.lower.outputs.draw_tokens import DrawTokensPass
 from carryall.graph_opt.lower.outputs.top_logits import TopLogitsPass
 from carryall.providers.base import Draw
-from carryall.providers.ort.paged import controls_of
+from carryall.providers.draws import controls_of
 from carryall.runtime.engine.sampling.filters import Filters
 from carryall.runtime.engine.sampling.random_sampling import sample_random
 
@@ -41,7 +41,7 @@ def feeds(logits: Any, draws: list[Draw | None], **more: Any) -> dict[str, Any]:
         "token_sources": np.array([[0]]),
         "drawn_before": np.zeros(4, np.int64),
     }
-    return {"x": logits, "draw": controls_of(draws), **tokens, **more}
+    return {"x": logits, "draw": controls_of(draws, len(draws)), **tokens, **more}
 
 
 @pytest.mark.parametrize(
