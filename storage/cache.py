@@ -32,7 +32,7 @@ IN_USE_SECONDS = 3600  # an entry returned within this time may still have files
 _DEFAULT_LIMIT_GB = 32.0
 # The number of the form of everything in the cache. Raise it with each change of an exporter, a pass or a
 # kernel's layout that changes what is written, so that what an earlier version wrote is made again.
-FORMAT = 39
+FORMAT = 40
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino")  # what they can run decides what is lowered
@@ -101,6 +101,37 @@ def intact_folder(kind: str, key: str) -> Path | None:
     _log.warning("cache entry %s is damaged and is built again: %s", folder, wrong)
     discard(folder)
     return None
+
+
+class CachedParts:
+    """The folders of the parts of a long computation: what is killed and run again goes on at its next part.
+
+    Args:
+        kind: see ``cached_folder``.
+        facts: everything except the code that the parts depend on.
+    """
+
+    def __init__(self, kind: str, facts: Mapping[str, Any]) -> None:
+        self._kind, self._facts = kind, facts
+        self._folders: list[Path] = []
+
+    def is_kept(self, part: str) -> bool:
+        """Whether a part is there. Errors are those of ``intact_folder``."""
+        return intact_folder(self._kind, self._key(part)) is not None
+
+    def folder(self, part: str, build: Callable[[Path], None]) -> Path:
+        """Return the folder of a part; build it if it is missing. Errors are those of ``cached_folder``."""
+        folder = cached_folder(self._kind, self._key(part), build)
+        self._folders.append(folder)
+        return folder
+
+    def discard(self) -> None:
+        """Delete the parts, since nothing needs them any longer."""
+        for folder in self._folders:
+            discard(folder)
+
+    def _key(self, part: str) -> str:
+        return cache_key(**self._facts, part=part)
 
 
 def _exists(folder: Path) -> bool:

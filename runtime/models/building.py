@@ -21,7 +21,7 @@ from ...graph_opt.quantize.recipe import QuantizationRecipe
 from ...progress import Progress, phase
 from ...storage.scratch import scratch_folder
 from .float_model import FloatSource
-from .quantized_graph import float_model, quantize_graph
+from .quantized_graph import QuantizedGraph, float_model, quantize_graph
 from .write_graph import write_graph
 
 
@@ -53,13 +53,13 @@ def build_export(
         UsageError: the source is quantized already, or the recipe does not fit it.
         Exception: those of ``export_package``.
     """
-    exported: list[tuple[ExportedGraph, LeftFloat | None]] = []
+    exported: list[tuple[ExportedGraph, QuantizedGraph | None]] = []
 
     def change(graph: ExportedGraph) -> ExportedGraph:
-        left = None
+        done = None
         if recipe is not None:
-            graph, left = _quantized(graph, source, recipe, content, scratch, progress)
-        exported.append((graph, left))
+            graph, done = _quantized(graph, source, recipe, content, scratch, progress)
+        exported.append((graph, done))
         return graph
 
     with scratch_folder() as scratch:
@@ -72,7 +72,11 @@ def build_export(
             progress=phase(progress, "export"),
             text_only=text_only,
         )
-    return package, *exported[-1]
+    graph, done = exported[-1]
+    if done is None:
+        return package, graph, None
+    done.measured.discard_layers()
+    return package, graph, done.left
 
 
 def _quantized(
@@ -82,8 +86,8 @@ def _quantized(
     content: str,
     scratch: Path,
     progress: Progress | None,
-) -> tuple[ExportedGraph, LeftFloat]:
-    """Quantize the graph of a checkpoint; return it with its record, and what stayed float."""
+) -> tuple[ExportedGraph, QuantizedGraph]:
+    """Quantize the graph of a checkpoint; return it with its record, and how it was quantized."""
     check_float(source, graph.quantization)
     length = context_lengths(read_config(graph.folder))[1]
     facts = FloatSource(name=str(source), folder=graph.folder, context_length=length, key=lambda: content)
@@ -91,7 +95,7 @@ def _quantized(
     passes = (*graph.passes, *map(pass_name, done.passes))
     head = None if graph.head is None else quantized_head(graph.head, recipe, graph.folder)
     changed = replace(graph, model=done.model, quantization=done.record, passes=passes, head=head)
-    return changed, done.left
+    return changed, done
 
 
 def checkpoint_graph(
@@ -171,3 +175,4 @@ def build_quantized(
         done = quantize_graph(model, float_model(facts, model, recipe, scratch, progress), recipe)
         names = tuple(map(pass_name, done.passes))
         write_graph(done.model, package.path, out, passes=names, quantization=done.record, progress=progress)
+        done.measured.discard_layers()

@@ -165,6 +165,7 @@ def quantize(
                 result = dataclasses.replace(result, cost=cost)
                 done.report.facts |= {"source": source, "target": str(out), **result.to_dict()}
                 write_report(done.report, file)
+        measured.discard_layers()
     if recipe.method != NO_METHOD:
         warn_of_much_float(str(out), record, done.left)
     return result
