@@ -14,14 +14,17 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .distributions import distribution_folder, distribution_version
 from .manifest import find_damage, make_manifest, read_manifest
 from .root import cache_root, unusable
-from .scratch import folder_beside
+from .scratch import folder_beside, lock_of
 from .writing import writing
+
+if TYPE_CHECKING:
+    import filelock
 
 _log = logging.getLogger(__name__)
 
@@ -106,14 +109,20 @@ def intact_folder(kind: str, key: str) -> Path | None:
 class CachedParts:
     """The folders of the parts of a long computation: what is killed and run again goes on at its next part.
 
+    A second process that computes the same meanwhile has parts of its own, since the first deletes them.
+
     Args:
         kind: see ``cached_folder``.
         facts: everything except the code that the parts depend on.
     """
 
     def __init__(self, kind: str, facts: Mapping[str, Any]) -> None:
-        self._kind, self._facts = kind, facts
+        self._kind, self._facts = kind, dict(facts)
         self._folders: list[Path] = []
+        self._lock_file = cache_root() / kind / f".{cache_key(**facts)}.lock"
+        self._lock = _lock_of(self._lock_file)
+        if self._lock is None:
+            self._facts["run"] = uuid.uuid4().hex
 
     def is_kept(self, part: str) -> bool:
         """Whether a part is there. Errors are those of ``intact_folder``."""
@@ -125,13 +134,25 @@ class CachedParts:
         self._folders.append(folder)
         return folder
 
-    def discard(self) -> None:
-        """Delete the parts, since nothing needs them any longer."""
-        for folder in self._folders:
+    def close(self, *, delete: bool) -> None:
+        """Free the parts for other processes; ``delete`` those that nothing needs any longer."""
+        for folder in self._folders if delete else ():
             discard(folder)
+        if self._lock is not None:
+            self._lock.release()
+            with contextlib.suppress(OSError):
+                self._lock_file.unlink(missing_ok=True)
 
     def _key(self, part: str) -> str:
         return cache_key(**self._facts, part=part)
+
+
+def _lock_of(file: Path) -> filelock.BaseFileLock | None:
+    """Return the lock of a file; None if another process holds it, or the file system has none."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return lock_of(file)
+    return None
 
 
 def _exists(folder: Path) -> bool:

@@ -67,6 +67,9 @@ class FloatSource:
 class FloatModel:
     """Run a float model on a text and measure what a recipe asks for; slow measurements are cached.
 
+    A context, in which the quantized graph is written: the results of ``layers`` are stored until its end,
+    or, if it ends with an error or is killed, until the next one has written them.
+
     Args:
         source: what is known of the model.
         model: its graph.
@@ -94,7 +97,15 @@ class FloatModel:
         self._scratch = scratch
         self._tokens = tokens
         self._progress = progress
-        self._stored = [] if stored is None else stored
+        self._stored: list[CachedParts] = [] if stored is None else stored
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Delete the stored layers, since the quantized model is written; after an error keep them."""
+        for parts in self._stored:
+            parts.close(delete=kind is None)
 
     @property
     def graph(self) -> Path:
@@ -166,11 +177,6 @@ class FloatModel:
             arithmetic=native_arithmetic(),
             progress=phase(self._progress, "calibrate"),
         )
-
-    def discard_layers(self) -> None:
-        """Delete the stored results of ``layers``, when the quantized model is written."""
-        for stages in self._stored:
-            stages.discard()
 
     def smoothing(self, *, norms: bool = True) -> dict[str, Floats]:
         """Measure the SmoothQuant factors of the channels in front of layers.

@@ -24,7 +24,6 @@ class QuantizedGraph:
 
     Args:
         model: the graph.
-        measured: the measurements of the float model; its stored layers are read until the graph is written.
         passes: the passes that quantized it.
         record: the package's record of the quantization.
         left: the weights that stayed float.
@@ -32,7 +31,6 @@ class QuantizedGraph:
     """
 
     model: ir.Model
-    measured: FloatModel
     passes: Sequence[GraphPass]
     record: dict[str, Any]
     left: LeftFloat
@@ -67,7 +65,7 @@ def quantize_graph(model: ir.Model, measured: FloatModel, recipe: QuantizationRe
     passes, record = recipe.passes(measured)
     model, report = run(model, passes)
     left = left_float(matrices, model, [refusal for _, refusal in report.refusals])
-    return QuantizedGraph(model, measured, passes, _with_outcome(record, left, report), left, report)
+    return QuantizedGraph(model, passes, _with_outcome(record, left, report), left, report)
 
 
 def _with_outcome(record: dict[str, Any], left: LeftFloat, report: PipelineReport) -> dict[str, Any]:

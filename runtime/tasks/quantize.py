@@ -150,8 +150,8 @@ def quantize(
     _check(graph, source, recipe)
     graph = _with_blocks(graph, source)
     before = _weight_bytes(graph)
-    with scratch_folder() as scratch:
-        measured = float_model(float_source(source, graph), graph, recipe, scratch, progress)
+    facts = float_source(source, graph)
+    with scratch_folder() as scratch, float_model(facts, graph, recipe, scratch, progress) as measured:
         done = quantize_graph(graph, measured, recipe)
         earlier = (package.record.quantization if package is not None else None) or {}
         record = {**earlier, **done.record}
@@ -165,7 +165,6 @@ def quantize(
                 result = dataclasses.replace(result, cost=cost)
                 done.report.facts |= {"source": source, "target": str(out), **result.to_dict()}
                 write_report(done.report, file)
-        measured.discard_layers()
     if recipe.method != NO_METHOD:
         warn_of_much_float(str(out), record, done.left)
     return result

@@ -123,7 +123,12 @@ def test_a_killed_run_goes_on_at_its_stage(tmp_path: Path) -> None:
             replace(algorithm, solve=solve),
         )
         model, forms = export_model(checkpoint), WeightFormats(INT4)
-        return quantize_layers(model, counting, forms, WINDOWS, stages, context_length=64, progress=progress)
+        try:
+            return quantize_layers(
+                model, counting, forms, WINDOWS, stages, context_length=64, progress=progress
+            )
+        finally:
+            stages.close(delete=False)
 
     whole = run("whole", 0)
     every = len(solved)
@@ -150,8 +155,20 @@ def test_stored_stages_are_deleted(tmp_path: Path) -> None:
     quantize_layers(model, CALIBRATED["gptq"], WeightFormats(INT4), WINDOWS, stages, context_length=64)
     folder = stages.folder("anything", lambda folder: None)
     assert [each.name for each in folder.parent.iterdir() if each.is_dir()]
-    stages.discard()
+    stages.close(delete=True)
     assert not folder.exists()
+
+
+def test_two_runs_at_once_have_parts_of_their_own(tmp_path: Path) -> None:
+    first, second = (CachedParts("layers", {"test": str(tmp_path)}) for _ in range(2))
+    folders = [each.folder("part", lambda folder: (folder / "file").touch()) for each in (first, second)]
+    assert folders[0] != folders[1]
+    first.close(delete=True)
+    assert (folders[1] / "file").exists()
+    third = CachedParts("layers", {"test": str(tmp_path)})
+    assert not third.is_kept("part")
+    second.close(delete=True)
+    third.close(delete=True)
 
 
 def test_the_number_of_cores_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
