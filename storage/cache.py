@@ -14,14 +14,17 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .distributions import distribution_folder, distribution_version
 from .manifest import find_damage, make_manifest, read_manifest
 from .root import cache_root, unusable
-from .scratch import folder_beside
+from .scratch import folder_beside, lock_of
 from .writing import writing
+
+if TYPE_CHECKING:
+    import filelock
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ IN_USE_SECONDS = 3600  # an entry returned within this time may still have files
 _DEFAULT_LIMIT_GB = 32.0
 # The number of the form of everything in the cache. Raise it with each change of an exporter, a pass or a
 # kernel's layout that changes what is written, so that what an earlier version wrote is made again.
-FORMAT = 41
+FORMAT = 42
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino")  # what they can run decides what is lowered
@@ -100,6 +103,55 @@ def intact_folder(kind: str, key: str) -> Path | None:
         return folder
     _log.warning("cache entry %s is damaged and is built again: %s", folder, wrong)
     discard(folder)
+    return None
+
+
+class CachedParts:
+    """The folders of the parts of a long computation: what is killed and run again goes on at its next part.
+
+    A second process that computes the same meanwhile has parts of its own, since the first deletes them.
+
+    Args:
+        kind: see ``cached_folder``.
+        facts: everything except the code that the parts depend on.
+    """
+
+    def __init__(self, kind: str, facts: Mapping[str, Any]) -> None:
+        self._kind, self._facts = kind, dict(facts)
+        self._folders: list[Path] = []
+        self._lock_file = cache_root() / kind / f".{cache_key(**facts)}.lock"
+        self._lock = _lock_of(self._lock_file)
+        if self._lock is None:
+            self._facts["run"] = uuid.uuid4().hex
+
+    def is_kept(self, part: str) -> bool:
+        """Whether a part is there. Errors are those of ``intact_folder``."""
+        return intact_folder(self._kind, self._key(part)) is not None
+
+    def folder(self, part: str, build: Callable[[Path], None]) -> Path:
+        """Return the folder of a part; build it if it is missing. Errors are those of ``cached_folder``."""
+        folder = cached_folder(self._kind, self._key(part), build)
+        self._folders.append(folder)
+        return folder
+
+    def close(self, *, delete: bool) -> None:
+        """Free the parts for other processes; ``delete`` those that nothing needs any longer."""
+        for folder in self._folders if delete else ():
+            discard(folder)
+        if self._lock is not None:
+            self._lock.release()
+            with contextlib.suppress(OSError):
+                self._lock_file.unlink(missing_ok=True)
+
+    def _key(self, part: str) -> str:
+        return cache_key(**self._facts, part=part)
+
+
+def _lock_of(file: Path) -> filelock.BaseFileLock | None:
+    """Return the lock of a file; None if another process holds it, or the file system has none."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return lock_of(file)
     return None
 
 

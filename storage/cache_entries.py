@@ -23,6 +23,8 @@ KINDS = (
     FACTS,
     "fastest",
     "calibration",
+    "layers",
+    "ctranslate2",
     "openvino",
     "tensorrt",
     "shipped",

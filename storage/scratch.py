@@ -116,7 +116,7 @@ def _claim(parent: Path, name: str) -> tuple[Path, filelock.BaseFileLock | None]
     for _ in range(_TRIES):
         folder = parent / f"{name}.{uuid.uuid4().hex[:8]}"
         try:
-            lock = _lock(_lock_file(folder))
+            lock = lock_of(_lock_file(folder))
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 with contextlib.suppress(OSError):
@@ -133,8 +133,12 @@ def _lock_file(folder: Path) -> Path:
     return folder.with_name(folder.name + _LOCK)
 
 
-def _lock(path: Path) -> filelock.BaseFileLock | None:
-    """Return the lock of a file, which is created if missing; None if another process or thread holds it."""
+def lock_of(path: Path) -> filelock.BaseFileLock | None:
+    """Return the lock of a file, which is created if missing; None if another process or thread holds it.
+
+    Raises:
+        OSError: the file cannot be made, or its file system has no locks.
+    """
     import filelock  # 50 ms, which a command without temporary files does not wait for
 
     lock = filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
@@ -184,7 +188,7 @@ def _lock_of_ended(path: Path) -> filelock.BaseFileLock | None:
         _InUseError: the process lives; without locks, that is assumed for a week.
     """
     try:
-        lock = _lock(path)
+        lock = lock_of(path)
     except OSError as error:
         if time.time() - path.stat().st_mtime < _ABANDONED_SECONDS:
             raise _InUseError from error

@@ -62,17 +62,19 @@ def open_session(model: Path, name: str | None = None, *, defaults: bool = False
         raise GraphError(f"onnxruntime's CPU provider cannot run {name or model}: {said}{advice}") from error
 
 
-def open_part(model: ir.Model, folder: Path | None = None) -> Any:
+def open_part(model: ir.Model, folder: Path | None = None, *, threads: int = 0) -> Any:
     """Open a session on the CPU that computes values of a float graph, or of a part of it, for calibration.
 
     Args:
         model: the graph, which may be changed; its results are not.
         folder: where its external weights are; they are mapped, not copied.
+        threads: of a run; 0 takes all cores.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
     """
     options = _options("calibration")
+    options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # NumPy computes between runs
     options.add_session_config_entry(*_FP32_ACTIVATIONS)
     if folder is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,11 @@ def build_export(
     def change(graph: ExportedGraph) -> ExportedGraph:
         left = None
         if recipe is not None:
-            graph, left = _quantized(graph, source, recipe, content, scratch, progress)
+            graph, left = _quantized(graph, source, recipe, content, scratch, measuring, progress)
         exported.append((graph, left))
         return graph
 
-    with scratch_folder() as scratch:
+    with scratch_folder() as scratch, ExitStack() as measuring:
         package = export_package(
             source,
             out,
@@ -81,13 +82,18 @@ def _quantized(
     recipe: QuantizationRecipe,
     content: str,
     scratch: Path,
+    measuring: ExitStack,
     progress: Progress | None,
 ) -> tuple[ExportedGraph, LeftFloat]:
-    """Quantize the graph of a checkpoint; return it with its record, and what stayed float."""
+    """Quantize the graph of a checkpoint; return it with its record, and what stayed float.
+
+    It can be written until ``measuring`` ends.
+    """
     check_float(source, graph.quantization)
     length = context_lengths(read_config(graph.folder))[1]
     facts = FloatSource(name=str(source), folder=graph.folder, context_length=length, key=lambda: content)
-    done = quantize_graph(graph.model, float_model(facts, graph.model, recipe, scratch, progress), recipe)
+    measured = measuring.enter_context(float_model(facts, graph.model, recipe, scratch, progress))
+    done = quantize_graph(graph.model, measured, recipe)
     passes = (*graph.passes, *map(pass_name, done.passes))
     head = None if graph.head is None else quantized_head(graph.head, recipe, graph.folder)
     changed = replace(graph, model=done.model, quantization=done.record, passes=passes, head=head)
@@ -115,10 +121,14 @@ def checkpoint_graph(
         UnsupportedModelError: there is no exporter for it.
         UsageError: it is already quantized.
     """
-    with opened(source, config) as (folder, tensors, stored), scratch_folder() as scratch:
+    with (
+        opened(source, config) as (folder, tensors, stored),
+        scratch_folder() as scratch,
+        ExitStack() as measuring,
+    ):
         graph = ExportedGraph(export_model(folder, config, tensors), folder, stored)
         if method is not None:
-            graph, _ = _quantized(graph, source, method, content, scratch, progress)
+            graph, _ = _quantized(graph, source, method, content, scratch, measuring, progress)
         return graph.model
 
 
@@ -151,8 +161,8 @@ def quantized_head(model: ir.Model, recipe: QuantizationRecipe, folder: Path) ->
     """Quantize the graph of a draft head as its model is, but by rounding: a proposal need not be exact."""
     fast = QuantizationRecipe(f"{recipe.method}-fast") if recipe.needs_text else recipe
     facts = FloatSource(name="draft head", folder=folder, context_length=None, key=lambda: "")
-    with scratch_folder() as scratch:
-        return quantize_graph(model, float_model(facts, model, fast, scratch, None), fast).model
+    with scratch_folder() as scratch, float_model(facts, model, fast, scratch, None) as measured:
+        return quantize_graph(model, measured, fast).model
 
 
 def build_quantized(
@@ -166,8 +176,8 @@ def build_quantized(
         key=lambda: package.content_hash,
         path=package.model_path,
     )
-    with scratch_folder() as scratch:
-        model = load_model(package.model_path)
-        done = quantize_graph(model, float_model(facts, model, recipe, scratch, progress), recipe)
+    model = load_model(package.model_path)
+    with scratch_folder() as scratch, float_model(facts, model, recipe, scratch, progress) as measured:
+        done = quantize_graph(model, measured, recipe)
         names = tuple(map(pass_name, done.passes))
         write_graph(done.model, package.path, out, passes=names, quantization=done.record, progress=progress)

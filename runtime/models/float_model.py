@@ -37,6 +37,7 @@ from ...graph_opt.quantize.search.weight_inputs import WeightInputs
 from ...progress import Progress, phase
 from ...providers.native.rounding import native_arithmetic, native_quantizer
 from ...records import dataclass
+from ...storage.cache import CachedParts
 from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
@@ -66,6 +67,9 @@ class FloatSource:
 class FloatModel:
     """Run a float model on a text and measure what a recipe asks for; slow measurements are cached.
 
+    A context, in which the quantized graph is written: the results of ``layers`` are stored until its end,
+    or, if it ends with an error or is killed, until the next one has written them.
+
     Args:
         source: what is known of the model.
         model: its graph.
@@ -73,6 +77,7 @@ class FloatModel:
         scratch: an empty folder, which must exist as long as the results are used.
         tokens: number of tokens of the text to read; None takes the default of the method.
         progress: called for every window and layer, in the phases ``calibrate`` and ``measure``.
+        stored: gets the stored results of layers.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class FloatModel:
         *,
         tokens: int | None = None,
         progress: Progress | None = None,
+        stored: list[CachedParts] | None = None,
     ) -> None:
         self._source = source
         self._model = model
@@ -91,6 +97,15 @@ class FloatModel:
         self._scratch = scratch
         self._tokens = tokens
         self._progress = progress
+        self._stored: list[CachedParts] = [] if stored is None else stored
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Delete the stored layers, since the quantized model is written; after an error keep them."""
+        for parts in self._stored:
+            parts.close(delete=kind is None)
 
     @property
     def graph(self) -> Path:
@@ -116,7 +131,15 @@ class FloatModel:
         key, scratch = self._source.key, self._scratch / "changed"
         scratch.mkdir()
         source = replace(self._source, key=lambda: f"{key()} {names}", path=None)
-        return type(self)(source, changed, self._text, scratch, tokens=self._tokens, progress=self._progress)
+        return type(self)(
+            source,
+            changed,
+            self._text,
+            scratch,
+            tokens=self._tokens,
+            progress=self._progress,
+            stored=self._stored,
+        )
 
     def kv_pass(self, *, per_tensor: bool) -> QuantizeKVPass:
         """Measure the scales of the KV cache."""
@@ -141,14 +164,15 @@ class FloatModel:
     def layers(self, algorithm: str, forms: WeightFormats, promote: Promote | None = None) -> QuantizedLayers:
         if promote is not None:
             forms = forms.promoting(promote(self._model.graph))
-        folder = self._scratch / "layers"
-        folder.mkdir()
+        facts = {"algorithm": algorithm, "forms": repr(forms), **self._facts("layers")}
+        stages = CachedParts("layers", facts)
+        self._stored.append(stages)
         return quantize_layers(
             self._model,
             CALIBRATED[algorithm],
             forms,
             self._windows,
-            folder,
+            stages,
             context_length=self._context_length,
             arithmetic=native_arithmetic(),
             progress=phase(self._progress, "calibrate"),
@@ -229,15 +253,18 @@ class FloatModel:
 
     def _cached(self, what: str, measure: Callable[[Progress], Arrays]) -> dict[str, Any]:
         """Return the result of ``measure`` for this model and text, from the cache if possible."""
-        tokens = np.concatenate(self._windows)
-        facts = {
+        facts = self._facts(what)
+        return cached_arrays(facts, lambda: measure(phase(self._progress, "calibrate")))
+
+    def _facts(self, what: str) -> dict[str, Any]:
+        """Return what a result of this model and text depends on."""
+        return {
             "what": what,
             "model": self._source.key(),
-            "text": hashlib.sha256(tokens.tobytes()).hexdigest(),
+            "text": hashlib.sha256(np.concatenate(self._windows).tobytes()).hexdigest(),
             "windows": [len(window) for window in self._windows],
             "context_length": self._context_length,
         }
-        return cached_arrays(facts, lambda: measure(phase(self._progress, "calibrate")))
 
     @cached_property
     def _graph(self) -> Path:

@@ -150,8 +150,8 @@ def quantize(
     _check(graph, source, recipe)
     graph = _with_blocks(graph, source)
     before = _weight_bytes(graph)
-    with scratch_folder() as scratch:
-        measured = float_model(float_source(source, graph), graph, recipe, scratch, progress)
+    facts = float_source(source, graph)
+    with scratch_folder() as scratch, float_model(facts, graph, recipe, scratch, progress) as measured:
         done = quantize_graph(graph, measured, recipe)
         earlier = (package.record.quantization if package is not None else None) or {}
         record = {**earlier, **done.record}

@@ -75,9 +75,8 @@ def quantize(weight: Floats, form: BlockFormat, inputs: Inputs, arithmetic: Arit
     found = arithmetic.starting_scales(weight, form, inputs.importance)
     result = levels_of(weight, form, found.scales, found.zero_points)
     levels = result.values.astype(np.float32) - np.repeat(found.zero_points, form.block_size, 0)
-    return result._replace(
-        scales=refitted(inputs.moments @ weight, levels, found, inputs.moments, form).scales
-    )
+    slope = inputs.moments @ (weight - levels * np.repeat(found.scales, form.block_size, 0))
+    return result._replace(scales=refitted(slope, levels, found, inputs.moments, form).scales)
 
 
 def _normalised(scale: Floats) -> Floats:

@@ -2,22 +2,22 @@
 
 E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
 https://arxiv.org/abs/2210.17323. Scales are chosen first, for the least error weighted by the inputs' mean
-squares. Then inputs are processed in order of decreasing importance. Coordinate descent improves the levels,
-least squares the scales.
+squares. Then inputs are processed in order of decreasing importance. Coordinate descent improves the levels
+and the scales.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from ..cores import on_all_cores
 from .arithmetic import Arithmetic
 from .blockwise import BlockFormat, Floats, Quantized, scaled
-from .grouped import refitted
+from .grouped import Scales, refitted
 from .inputs import Inputs
-from .sweep import SweepScales, descend, round_in_order
+from .sweep import PANEL, Panel, SweepScales, panels, round_in_order
 
-_COLUMNS = 1024  # columns rounded at a time
-_SWEEPS = 2  # of coordinate descent; more have nearly no effect
+_COLUMNS = 256  # columns that one core rounds at a time
 _PLAIN = Arithmetic()
 
 
@@ -36,23 +36,66 @@ def quantize(weight: Floats, form: BlockFormat, inputs: Inputs, arithmetic: Arit
     stored = np.int8 if form.symmetric else np.uint8
     values = np.empty_like(weight, stored, subok=False)
     natural = np.arange(len(weight)) // form.block_size
-    order, moments = inputs.order, inputs.damped
+    order, moments, factor = inputs.order, inputs.damped, inputs.factor
 
     def solve(columns: slice) -> tuple[Floats, Floats]:  # which are independent of the others
         target = np.array(weight[:, columns], np.float32, order="C")
         found = arithmetic.starting_scales(target, form, inputs.importance)
         grid = SweepScales(found.scales, found.zero_points, natural[order])
         levels = np.empty_like(target)
-        levels[order] = round_in_order(target[order], grid, inputs.factor, form, arithmetic.panel)
-        grid, pull = grid._replace(blocks=natural), moments @ target
-        for _ in range(_SWEEPS):
-            slope = pull - moments @ scaled(levels, form, found.scales, found.zero_points)
-            descend(slope, levels, grid, moments, form, arithmetic.panel)
+        levels[order] = round_in_order(target[order], grid, factor, form, arithmetic.panel)
+        found = descend(target, levels, found, moments, form, arithmetic.panel)
         values[:, columns] = levels
-        steps = scaled(levels, form, np.ones_like(found.scales), found.zero_points)
-        return refitted(pull, steps, found, moments, form).scales, found.zero_points
+        return found.scales, found.zero_points
 
     starts = range(0, weight.shape[1], _COLUMNS)
-    parts = [solve(slice(start, start + _COLUMNS)) for start in starts]
+    parts = on_all_cores(solve, [slice(start, start + _COLUMNS) for start in starts])
     scales, zero_points = (np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
     return Quantized(values, scales, None if form.symmetric else zero_points.astype(stored))
+
+
+def descend(
+    target: Floats, levels: Floats, start: Scales, moments: Floats, form: BlockFormat, panel: Panel
+) -> Scales:
+    """Move each level, then the scales beside it, to their best values given all others; return the scales.
+
+    Coordinate descent (K. Behdin et al., "QuantEase: Optimization-based Quantization for Language Models",
+    https://arxiv.org/abs/2309.01885) with the scales among the coordinates. A second pass would lower the
+    squared error by 2 %, and did not lower SmolLM2's divergence.
+
+    Args:
+        target: the matrix, [in, out].
+        levels: [in, out], changed in place.
+        start: the scales of the levels.
+        moments: E[x x^T], [in, in].
+        form: the format.
+        panel: sweeps a panel.
+    """
+    scales = start._replace(scales=start.scales.copy())
+    slope = moments @ (target - scaled(levels, form, start.scales, start.zero_points))
+    for inputs in panels(len(levels), max(PANEL, form.block_size, form.group_size)):
+        blocks = slice(inputs.start // form.block_size, inputs.stop // form.block_size)
+        part, near = start.part(blocks), moments[inputs, inputs]
+        before = scaled(levels[inputs], form, part.scales, part.zero_points)
+        _move_levels(slope[inputs].copy(), levels[inputs], part, near, form, panel)
+        after = scaled(levels[inputs], form, part.scales, part.zero_points)
+        steps = scaled(levels[inputs], form, np.ones_like(part.scales), part.zero_points)
+        part = refitted(slope[inputs] - near @ (after - before), steps, part, near, form)
+        scales.scales[blocks] = part.scales
+        behind = slice(inputs.stop, None)
+        changes = scaled(levels[inputs], form, part.scales, part.zero_points) - before
+        slope[behind] -= moments[inputs, behind].T @ changes
+    return scales
+
+
+def _move_levels(
+    slope: Floats, levels: Floats, scales: Scales, moments: Floats, form: BlockFormat, panel: Panel
+) -> None:
+    """Move each level to where the slope ends; both are changed in place."""
+    blocks = np.arange(len(levels)) // form.block_size
+    for inputs in panels(len(levels), PANEL):
+        grid = SweepScales(scales.scales, scales.zero_points, blocks[inputs])
+        near = moments[inputs, inputs]
+        changes = panel(slope[inputs], levels[inputs], grid, near, form, moves=True)
+        behind = slice(inputs.stop, None)
+        slope[behind] -= moments[inputs, behind].T @ changes

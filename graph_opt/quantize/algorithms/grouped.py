@@ -34,6 +34,11 @@ class Scales(NamedTuple):
     zero_points: Floats
     multiples: Floats | None = None
 
+    def part(self, blocks: slice) -> Scales:
+        """Return those of some blocks."""
+        multiples = None if self.multiples is None else self.multiples[blocks]
+        return Scales(self.scales[blocks], self.zero_points[blocks], multiples)
+
 
 def grouped(quantizer: Quantizer) -> Quantizer:
     """Return a quantizer that gives the scales of another one common units, if the format asks for groups.
@@ -61,28 +66,28 @@ def starting_scales(weight: Floats, form: BlockFormat, importance: Floats) -> Sc
 
 
 def refitted(
-    pull: Floats, levels: Floats, block_scales: Scales, moments: Floats, form: BlockFormat
+    slope: Floats, levels: Floats, block_scales: Scales, moments: Floats, form: BlockFormat
 ) -> Scales:
     """Return the scales with the least squared error of the products, given the levels.
 
     With groups, multiples and units are fitted in turn, each given all others.
 
     Args:
-        pull: moments @ the float matrix, [in, out].
+        slope: moments @ (the float matrix - the dequantized one), [in, out].
         levels: levels minus zero points, [in, out].
         block_scales: the current scales.
         moments: E[x x^T], [in, in].
         form: the format.
     """
     if block_scales.multiples is None:
-        return block_scales._replace(scales=fit_scales(pull, levels, block_scales.scales, moments))
+        return block_scales._replace(scales=fit_scales(slope, levels, block_scales.scales, moments))
     scales, multiples = np.empty_like(block_scales.scales), np.empty_like(block_scales.scales)
     most = _most_multiples(block_scales.zero_points, form)
     per_group = form.group_size // form.block_size
     for columns in column_parts(*scales.shape):
-        systems, aims = block_systems(pull[:, columns], levels[:, columns], len(scales), moments)
+        systems, slopes = block_systems(slope[:, columns], levels[:, columns], len(scales), moments)
         start = block_scales.scales[:, columns].T, block_scales.multiples[:, columns].T, most[:, columns].T
-        fit = _GroupFit(systems, aims, *start, per_group)
+        fit = _GroupFit(systems, slopes, *start, per_group)
         for _ in range(_SWEEPS):
             fit.fit_multiples()
             fit.fit_units()
@@ -94,12 +99,12 @@ class _GroupFit:
     """Some columns, [columns, blocks]: coordinate descent on multiples and units."""
 
     def __init__(
-        self, systems: Array, aims: Array, scales: Array, multiples: Array, most: Array, per_group: int
+        self, systems: Array, slopes: Array, scales: Array, multiples: Array, most: Array, per_group: int
     ) -> None:
         self.scales, self.multiples = scales.astype(np.float64), multiples.astype(np.float64)
         self._systems, self._most, self._per_group = systems, most, per_group
         self._units = (self.scales / self.multiples)[:, ::per_group]
-        self._slope = aims - np.einsum("nij,nj->ni", systems, self.scales)
+        self._slope = slopes
 
     def fit_multiples(self) -> None:
         """Move each multiple to its best value."""

@@ -68,36 +68,13 @@ def round_in_order(
         panel: sweeps a panel.
     """
     levels = np.empty_like(left)
-    for inputs in _panels(len(left)):
+    for inputs in panels(len(left)):
         errors = panel(
             left[inputs], levels[inputs], grid.part(inputs), factor[inputs, inputs], form, moves=False
         )
         behind = slice(inputs.stop, None)
         left[behind] -= factor[inputs, behind].T @ errors
     return levels
-
-
-def descend(
-    slope: Floats, levels: Floats, grid: SweepScales, moments: Floats, form: BlockFormat, panel: Panel
-) -> None:
-    """Move each level to its best value given all others: cyclic coordinate descent.
-
-    K. Behdin et al., "QuantEase: Optimization-based Quantization for Language Models", https://arxiv.org/abs/2309.01885.
-
-    Args:
-        slope: moments @ (target - dequantized levels), [in, out]; overwritten.
-        levels: [in, out], changed in place.
-        grid: scales and zero points.
-        moments: E[x x^T], [in, in].
-        form: defines the range of the levels.
-        panel: sweeps a panel.
-    """
-    for inputs in _panels(len(levels)):
-        changes = panel(
-            slope[inputs], levels[inputs], grid.part(inputs), moments[inputs, inputs], form, moves=True
-        )
-        behind = slice(inputs.stop, None)
-        slope[behind] -= moments[inputs, behind].T @ changes
 
 
 def sweep_panel(
@@ -120,5 +97,6 @@ def sweep_panel(
     return changes
 
 
-def _panels(inputs: int) -> list[slice]:
-    return [slice(start, min(start + PANEL, inputs)) for start in range(0, inputs, PANEL)]
+def panels(inputs: int, most: int = PANEL) -> list[slice]:
+    """Return slices of at most ``most`` inputs."""
+    return [slice(start, min(start + most, inputs)) for start in range(0, inputs, most)]

@@ -23,9 +23,13 @@ from ...graph.session import open_part
 from ..algorithms.blockwise import Floats
 from ..calibration.activations import Tokens, fresh_sequence, placed
 from ..calibration.waiting import Values, Waiting
+from ..cores import on_all_cores, threads_each
 
 _MAX_BYTES = 4 << 30  # approximate limit of values stored between two stages
 HELD_BYTES = 128 << 20  # limit of those in memory
+_WINDOWS = 4  # run at a time, on any number of cores: it decides the order in which moments are added
+_NO_MOMENTS: Floats = np.zeros((0, 0), np.float32)
+_MOMENT_COLUMNS = 128  # of second moments that one core computes at a time
 _FIRST_SHARE = 1 / 16  # least weight of a window's first token, relative to the window
 
 
@@ -40,7 +44,7 @@ class Stage:
     Attributes:
         source: the value.
         weights: initializers; [in, out] for a MatMul, [out, in] for a transposed Gemm.
-        moments: E[y y^T] of the value y behind the replaced weights, [in, in].
+        moments: E[y y^T] of the value y behind the replaced weights, [in, in]; empty if nobody wants them.
         floats: the contents of the weights by name.
     """
 
@@ -61,6 +65,7 @@ def calibrate_stages(
     *,
     context_length: int,
     substitutes: Mapping[str, Floats] | None = None,
+    without_moments: Callable[[str], bool] = lambda source: False,
     max_bytes: int = HELD_BYTES,
     progress: Progress | None = None,
 ) -> None:
@@ -73,6 +78,7 @@ def calibrate_stages(
         replace: receives the stages.
         context_length: start positions of the windows are spread over it.
         substitutes: the embeddings to begin with.
+        without_moments: whether the stage of a value, by name, wants no moments.
         max_bytes: limit of values in memory between two stages; the rest is stored in files.
         progress: called after every stage.
 
@@ -90,14 +96,16 @@ def calibrate_stages(
         waiting = Waiting(folder, max_bytes)
         for number, source in enumerate(route.sources):
             sample = waiting.take(0)
-            segment = _Segment(model, route, number, fed[0], sample)
+            segment = _Segment(model, route, number, fed[0], sample, threads_each(fed[:_WINDOWS]))
             waiting.put(0, sample)
             matrices = segment.matrices({**floats, **replaced})
-            moments = _advance(segment, fed, waiting, matrices, str(source.name))
+            moments = None if without_moments(str(source.name)) else _Moments(str(source.name))
+            _advance(segment, fed, waiting, matrices, moments)
             for name in segment.weights:
                 replaced.pop(name, None)
             floats = _Contents(route.weights[source])
-            replaced |= replace(Stage(source, route.weights[source], moments, floats))
+            mean = _NO_MOMENTS if moments is None else moments.mean()
+            replaced |= replace(Stage(source, route.weights[source], mean, floats))
             if progress is not None:
                 progress(number + 1, len(route.sources), str(source.name))
 
@@ -153,18 +161,19 @@ class _Route:
 class _Segment:
     """The nodes from one source to the next, with weights as inputs."""
 
-    def __init__(self, model: ir.Model, route: _Route, number: int, fed: Values, held: Values) -> None:
+    def __init__(
+        self, model: ir.Model, route: _Route, number: int, fed: Values, held: Values, threads: int
+    ) -> None:
         before, outputs = route.live(number - 1), route.live(number)
         new = [value for value in outputs if value not in before]
         self.names = [str(value.name) for value in new]
         self.kept = [str(value.name) for value in outputs if value in before]
         self.weights: dict[str, ir.TensorProtocol | None] = {}
         if new:
-            self._open(
-                model, ir.convenience.extract(model.graph, [*model.graph.inputs, *before], new), fed | held
-            )
+            graph = ir.convenience.extract(model.graph, [*model.graph.inputs, *before], new)
+            self._open(model, graph, fed | held, threads)
 
-    def _open(self, model: ir.Model, graph: ir.Graph, samples: Values) -> None:
+    def _open(self, model: ir.Model, graph: ir.Graph, samples: Values, threads: int) -> None:
         matrices = [value for value in graph.initializers.values() if is_matrix(value)]
         self.weights = {str(value.name): value.const_value for value in matrices}
         for value in matrices:
@@ -180,7 +189,7 @@ class _Segment:
             kind = ir.DataType.FLOAT if name in self.weights else ir.DataType.from_numpy(samples[name].dtype)
             value.type = ir.TensorType(kind)
         self._inputs = [str(value.name) for value in inputs]
-        self._session = open_part(ir.Model(graph, ir_version=model.ir_version))
+        self._session = open_part(ir.Model(graph, ir_version=model.ir_version), threads=threads)
 
     def matrices(self, known: Mapping[str, Floats]) -> Values:
         """Return the weights, those in ``known`` without reading them."""
@@ -209,52 +218,67 @@ class _Segment:
 
 
 def _advance(
-    segment: _Segment, fed: Sequence[Values], waiting: Waiting, matrices: Values, source: str
-) -> Floats:
-    """Run every window through the segment; return the moments of a value at its end.
+    segment: _Segment, fed: Sequence[Values], waiting: Waiting, matrices: Values, moments: _Moments | None
+) -> None:
+    """Run every window through the segment, and add to the moments of a value at its end."""
+    for first in range(0, len(fed), _WINDOWS):
+        windows = range(first, min(first + _WINDOWS, len(fed)))
+        values = [{**fed[index], **waiting.take(index)} for index in windows]
+        results = on_all_cores(lambda value: segment.run(value, matrices), values)
+        for index, result in zip(windows, results, strict=True):
+            waiting.put(index, result)
+        if moments is not None:
+            moments.add(results)
 
-    The moments of an expert that no token was routed to are those of independent inputs of equal size.
+
+class _Moments:
+    """The mean of the outer products of a value's rows [tokens, in].
+
+    Args:
+        source: the value's name.
     """
-    moments = _Mean()
-    for index, inputs in enumerate(fed):
-        result = segment.run({**inputs, **waiting.take(index)}, matrices)
-        y = _rows(result[source])
-        y = y * _roots(y)
-        moments.add(y.T @ y, len(y))  # a product with itself takes half the time
-        waiting.put(index, result)
-    if not moments.count:
-        return np.eye(len(moments.total), dtype=np.float32)
-    return moments.value()
 
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._total: Floats = np.zeros((0, 0), np.float32)  # what is below the diagonal's blocks
+        self._count = 0
 
-class _Mean:
-    """The mean of outer products of rows."""
+    def add(self, results: Sequence[Values]) -> None:
+        """Add the outer products of the rows in some windows."""
+        rows = np.concatenate([_weighted(_rows(result[self._source])) for result in results])
+        size = rows.shape[1]
+        if not self._count:
+            self._total = np.zeros((size, size), np.float32)
+        self._count += len(rows)
 
-    def __init__(self) -> None:
-        self.total: Floats = np.zeros((), np.float32)
-        self.count = 0
+        def add_columns(start: int) -> None:
+            end = start + _MOMENT_COLUMNS
+            self._total[start:, start:end] += rows[:, start:].T @ rows[:, start:end]
 
-    def add(self, products: Floats, rows: int) -> None:
-        """Add the sum of the outer products of so many rows."""
-        self.total = self.total + products
-        self.count += rows
+        on_all_cores(add_columns, range(0, size, _MOMENT_COLUMNS))
 
-    def value(self) -> Floats:
-        """Return the mean."""
-        mean: Floats = self.total / np.float32(self.count)
+    def mean(self) -> Floats:
+        """Return the mean, [in, in].
+
+        That of an expert which no token was routed to is that of independent inputs of equal size.
+        """
+        if not self._count:
+            return np.eye(len(self._total), dtype=np.float32)
+        lower = np.tril(self._total) / np.float32(self._count)
+        mean: Floats = lower + np.tril(lower, -1).T
         return mean
 
 
-def _roots(rows: Floats) -> Floats:
-    """Return the square roots of the weights of a window's rows [tokens, in], [tokens, 1].
+def _weighted(rows: Floats) -> Floats:
+    """Return a window's rows [tokens, in] with a larger first one.
 
-    The weighted squares of the first row sum up to those of ``_FIRST_SHARE`` of the tokens, or more.
+    Its squares sum up to those of ``_FIRST_SHARE`` of the tokens, or more.
     """
-    roots: Floats = np.ones((len(rows), 1), np.float32)
     squares = np.einsum("ti,ti->t", rows, rows)
-    if len(rows) and squares[0] > 0:
-        roots[0] = max(1.0, math.sqrt(_FIRST_SHARE * len(rows) * float(np.median(squares) / squares[0])))
-    return roots
+    if not len(rows) or squares[0] <= 0:
+        return rows
+    root = max(1.0, math.sqrt(_FIRST_SHARE * len(rows) * float(np.median(squares) / squares[0])))
+    return np.concatenate([rows[:1] * np.float32(root), rows[1:]])
 
 
 def _rows(value: Array) -> Floats:

@@ -18,6 +18,7 @@ from ...graph.onnx_files import read_onnx
 from ...graph.session import open_part
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
 from ..calibration.activations import Tokens, fresh_sequence, placed
+from ..cores import on_all_cores, threads_each
 from ..formats.weight_only import WeightFormats, summed_axis
 from .layerwise import is_matrix
 
@@ -62,8 +63,8 @@ class WeightInputs:
         self._feeds = [
             fresh_sequence(shapes, tokens, start) for tokens, start in placed(windows, context_length)
         ]
-        self._session: Any = open_part(loaded, model.parent)
-        self._expected = [self._predict(feed, {}) for feed in self._feeds]
+        self._session: Any = open_part(loaded, model.parent, threads=threads_each(self._feeds))
+        self._expected = on_all_cores(lambda feed: self._predict(feed, {}), self._feeds)
 
     def divergence(self, forms: Mapping[str, BlockFormat | None]) -> float:
         """Return the mean Kullback-Leibler divergence per token, in nats, with these weights rounded.
@@ -72,12 +73,14 @@ class WeightInputs:
             GraphError: the predictions hold NaN or infinity.
         """
         rounded = {name: self._rounded(name, form) for name, form in forms.items() if form is not None}
-        total = count = 0.0
-        for feed, expected in zip(self._feeds, self._expected, strict=True):
-            found = self._predict(feed, rounded)
-            total += float((np.exp(expected) * (expected - found)).sum(dtype=np.float64))
-            count += len(expected)
-        return max(0.0, total / count)
+
+        def total(window: int) -> float:
+            expected = self._expected[window]
+            loss = np.exp(expected) * (expected - self._predict(self._feeds[window], rounded))
+            return float(loss.sum(dtype=np.float64))
+
+        totals = on_all_cores(total, range(len(self._feeds)))
+        return max(0.0, sum(totals) / sum(map(len, self._expected)))
 
     def wide(self, name: str) -> BlockFormat:
         """Return the format of a weight in 8 bits."""

@@ -137,6 +137,29 @@ def test_a_recipe_survives_json() -> None:
             carryall.QuantizationRecipe.from_json(text)
 
 
+@pytest.mark.long
+def test_the_layers_of_a_calibration_stay_until_the_model_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that fails keeps them for the next one, which deletes them at its end."""
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / "cache"))
+    write_tiny("llama", tmp_path / "source")
+    carryall.export(tmp_path / "source", tmp_path / "float")
+    recipe = carryall.QuantizationRecipe("int4", calibration_tokens=512)
+
+    def stop(done: int, total: int, what: str) -> None:
+        if what == "quantize":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carryall.quantize(tmp_path / "float", tmp_path / "out", recipe, progress=stop)
+    kept = {folder.name for folder in (tmp_path / "cache" / "layers").iterdir()}
+    assert kept
+    assert not (tmp_path / "out").exists()
+    carryall.quantize(tmp_path / "float", tmp_path / "out", recipe)
+    assert not list((tmp_path / "cache" / "layers").iterdir())
+
+
 def test_a_budget_counts_all_weights(tmp_path: Path) -> None:
     """Float weights count 32 bits each; scales and zero points count their size in the file."""
     write_tiny("llama", tmp_path / "source", intermediate_size=40)

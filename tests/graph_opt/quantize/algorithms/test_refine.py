@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from carryall.graph_opt.quantize.algorithms import refine
-from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, dequantize, round_to_nearest, scaled
-from carryall.graph_opt.quantize.algorithms.sweep import SweepScales, descend, sweep_panel
+from carryall.graph_opt.quantize.algorithms import gptq, refine
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, dequantize, round_to_nearest
+from carryall.graph_opt.quantize.algorithms.grouped import Scales
+from carryall.graph_opt.quantize.algorithms.sweep import sweep_panel
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,23 +36,28 @@ def error(weight: Floats, levels: Floats, scales: Floats, zero: Floats, moments:
     return float(np.einsum("ij,ij->", off, moments @ off))
 
 
-def sweep(
+def slope_of(weight: Floats, steps: Floats, scales: Floats, moments: Floats) -> Floats:
+    result: Floats = moments @ (weight - steps * np.repeat(scales, len(weight) // len(scales), 0))
+    return result
+
+
+def descended(
     weight: Floats, levels: Floats, scales: Floats, zero: Floats, moments: Floats, form: BlockFormat
-) -> None:
-    slope = moments @ (weight - scaled(levels, form, scales, zero))
-    blocks = np.arange(len(weight)) // form.block_size
-    descend(slope, levels, SweepScales(scales, zero, blocks), moments, form, sweep_panel)
+) -> Floats:
+    return gptq.descend(weight, levels, Scales(scales, zero), moments, form, sweep_panel).scales
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_every_step_makes_the_error_smaller(symmetric: bool) -> None:
-    form = BlockFormat(block_size=32, symmetric=symmetric)
-    weight, levels, scales, zero, moments = problem(form)
+@pytest.mark.parametrize(("size", "symmetric"), [(32, True), (32, False), (256, False)])
+def test_every_step_makes_the_error_smaller(size: int, symmetric: bool) -> None:
+    """A block of 256 inputs is larger than a panel."""
+    form = BlockFormat(block_size=size, symmetric=symmetric)
+    weight, levels, scales, zero, moments = problem(form, 4 * size)
     before = [error(weight, levels, scales, zero, moments)]
-    scales = refine.fit_scales(moments @ weight, levels - np.repeat(zero, 32, 0), scales, moments)
+    steps = levels - np.repeat(zero, size, 0)
+    scales = refine.fit_scales(slope_of(weight, steps, scales, moments), steps, scales, moments)
     before.append(error(weight, levels, scales, zero, moments))
     moved = levels.copy()
-    sweep(weight, moved, scales, zero, moments, form)
+    scales = descended(weight, moved, scales, zero, moments, form)
     before.append(error(weight, moved, scales, zero, moments))
     assert before[1] < 0.99 * before[0]
     assert before[2] < 0.5 * before[1]
@@ -64,7 +70,7 @@ def test_descent_ends_at_a_local_minimum() -> None:
     weight, levels, scales, zero, moments = problem(form, 32, 4)
     for _ in range(50):
         before = levels.copy()
-        sweep(weight, levels, scales, zero, moments, form)
+        scales = descended(weight, levels, scales, zero, moments, form)
         if np.array_equal(levels, before):
             break
     else:
@@ -80,7 +86,7 @@ def test_descent_ends_at_a_local_minimum() -> None:
 def test_scales_equal_a_dense_solver() -> None:
     form = BlockFormat(block_size=16)
     weight, levels, scales, _, moments = problem(form, 48, 3)
-    found = refine.fit_scales(moments @ weight, levels, scales, moments)
+    found = refine.fit_scales(slope_of(weight, levels, scales, moments), levels, scales, moments)
     root = np.linalg.cholesky(moments.astype(np.float64)).T
     for column in range(3):
         design = np.stack(
@@ -96,7 +102,8 @@ def test_blocks_of_zeros_keep_their_scale() -> None:
     scales = np.full((2, 3), 0.5, np.float32)
     levels = np.zeros((32, 3), np.float32)
     levels[:16] = 2
-    found = refine.fit_scales(np.ones((32, 3), np.float32), levels, scales, moments)
+    weight = np.ones((32, 3), np.float32)
+    found = refine.fit_scales(slope_of(weight, levels, scales, moments), levels, scales, moments)
     np.testing.assert_allclose(found[1], 0.5)
     np.testing.assert_allclose(found[0], 0.5, rtol=1e-3)
     assert dequantize(round_to_nearest(np.zeros((32, 3), np.float32), form), form).max() == 0
