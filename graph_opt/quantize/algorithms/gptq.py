@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..cores import on_all_cores
 from .arithmetic import Arithmetic
 from .blockwise import BlockFormat, Floats, Quantized, scaled
+from .cores import on_all_cores
 from .grouped import Scales, refitted
 from .inputs import Inputs
 from .sweep import PANEL, Panel, SweepScales, panels, round_in_order

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 
 from ...graph.lazy import Array
-from ..cores import on_all_cores
 from .blockwise import Floats
+from .cores import on_all_cores
 
 _DAMPING = 0.02  # share of the mean of the diagonal of the moments that is added to the diagonal
 _DIRECT = 64  # rows of a matrix that is factored and inverted directly

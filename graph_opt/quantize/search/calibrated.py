@@ -23,9 +23,9 @@ from ....storage.writing import save_tensors
 from ..algorithms import awq, gptq
 from ..algorithms.arithmetic import Arithmetic
 from ..algorithms.blockwise import BlockFormat, Floats, Quantized, dequantize
+from ..algorithms.cores import single_products
 from ..algorithms.inputs import Inputs
 from ..calibration.activations import Tokens
-from ..cores import single_products
 from ..formats.weight_only import WeightFormats
 from .layerwise import HELD_BYTES, Stage, calibrate_stages
 

@@ -21,9 +21,9 @@ from ...graph.edit import nodes_of, weight
 from ...graph.lazy import Array, shape_of
 from ...graph.session import open_part
 from ..algorithms.blockwise import Floats
+from ..algorithms.cores import on_all_cores, threads_each
 from ..calibration.activations import Tokens, fresh_sequence, placed
 from ..calibration.waiting import Values, Waiting
-from ..cores import on_all_cores, threads_each
 
 _MAX_BYTES = 4 << 30  # approximate limit of values stored between two stages
 HELD_BYTES = 128 << 20  # limit of those in memory

@@ -17,8 +17,8 @@ from ...graph.lazy import Array
 from ...graph.onnx_files import read_onnx
 from ...graph.session import open_part
 from ..algorithms.blockwise import BlockFormat, Floats, dequantize, round_to_nearest
+from ..algorithms.cores import on_all_cores, threads_each
 from ..calibration.activations import Tokens, fresh_sequence, placed
-from ..cores import on_all_cores, threads_each
 from ..formats.weight_only import WeightFormats, summed_axis
 from .layerwise import is_matrix
 

@@ -15,7 +15,7 @@ from tiny_models import write_tiny
 
 from carryall.errors import GraphError
 from carryall.exporter.export import export_model
-from carryall.graph_opt.quantize import cores
+from carryall.graph_opt.quantize.algorithms import cores
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, Quantized
 from carryall.graph_opt.quantize.algorithms.smooth import SmoothQuantPass
 from carryall.graph_opt.quantize.calibration.activations import ActivationReader
