@@ -42,7 +42,7 @@ from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 
-_PLAN_WINDOWS, _PLAN_WINDOW = 4, 192  # windows, and tokens of each, that measure the sensitivity of weights
+_PLAN_WINDOWS, _PLAN_WINDOW = 2, 192  # windows, and tokens of each, that measure the sensitivity of weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +248,7 @@ class FloatModel:
 
     def _weight_inputs(self, forms: WeightFormats) -> WeightInputs:
         step = max(1, len(self._windows) // _PLAN_WINDOWS)
-        windows = [window[:_PLAN_WINDOW] for window in self._windows[::step]]
+        windows = [window[:_PLAN_WINDOW] for window in self._windows[::step][:_PLAN_WINDOWS]]
         return WeightInputs(self._graph, windows, forms, context_length=self._context_length)
 
     def _cached(self, what: str, measure: Callable[[Progress], Arrays]) -> dict[str, Any]:
