@@ -119,8 +119,7 @@ class CachedParts:
     def __init__(self, kind: str, facts: Mapping[str, Any]) -> None:
         self._kind, self._facts = kind, dict(facts)
         self._folders: list[Path] = []
-        self._lock_file = cache_root() / kind / f".{cache_key(**facts)}.lock"
-        self._lock = _lock_of(self._lock_file)
+        self._lock = _lock_of(cache_root() / kind / f".{cache_key(**facts)}.lock")
         if self._lock is None:
             self._facts["run"] = uuid.uuid4().hex
 
@@ -139,9 +138,7 @@ class CachedParts:
         for folder in self._folders if delete else ():
             discard(folder)
         if self._lock is not None:
-            self._lock.release()
-            with contextlib.suppress(OSError):
-                self._lock_file.unlink(missing_ok=True)
+            self._lock.release()  # the file stays: another process may be about to lock it
 
     def _key(self, part: str) -> str:
         return cache_key(**self._facts, part=part)
