@@ -61,7 +61,7 @@ def descend(
 
     Coordinate descent (K. Behdin et al., "QuantEase: Optimization-based Quantization for Language Models",
     https://arxiv.org/abs/2309.01885) with the scales among the coordinates. A second pass would lower the
-    squared error by 2 %, and did not lower SmolLM2's divergence.
+    squared error by 2 %; the divergence of SmolLM2 is the same without, Gemma 3's 0.0212 for 0.0206.
 
     Args:
         target: the matrix, [in, out].
