@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -89,3 +90,19 @@ def test_recorded_runs_of_a_real_model_are_predicted(
     assert simulator.check(PATH.parents[1] / "benchmarks" / "results" / f"{run}.json")
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [float(line.rpartition(" ")[2]) for line in lines] == pytest.approx(ratios, abs=0.02)
+
+
+def test_the_recorded_run_of_prefill_and_decode_apart_is_predicted(
+    simulator: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    results = PATH.parents[1] / "benchmarks" / "results" / "prefill_and_decode_apart.json"
+    recorded = json.loads(results.read_text())["blocks"][0]["data"]
+    run = tmp_path / "run.json"
+    # Its streams began with 20 random words, which are 25 to 28 tokens.
+    run.write_text(json.dumps({**recorded, "stream_prompt_tokens": 26}))
+    assert simulator.check(run)
+    lines = capsys.readouterr().out.splitlines()
+    ratios = {line.partition(":")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    kinds = ("between_ms_p50", "between_ms_p99", "first_token_s_p50")
+    assert {f"{name} {kind}" for name in ("together", "apart") for kind in kinds} <= ratios.keys()
+    assert all(0.88 < ratio < 1.12 for ratio in ratios.values()), ratios

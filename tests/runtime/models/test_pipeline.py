@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socket import create_server
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,6 +194,29 @@ def test_stages_on_several_nodes_survive_the_loss_of_a_process_and_of_a_node(
     while stage_processes():
         assert time.monotonic() < until, "the stages did not end"
         time.sleep(0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_the_client_server_of_a_cluster_is_an_address_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    with create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    head = {"num_cpus": 2, "include_dashboard": False, "ray_client_server_port": port}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    options: dict[str, Any] = {"max_slots": 8, "num_threads": 1}
+    try:
+        texts = []
+        for address in (None, f"ray://127.0.0.1:{port}"):
+            with LLM("demo", pipeline=address, **options) as llm:
+                assert isinstance(llm.engine.runner, RayPipeline) == (address is not None)
+                texts.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)])
+        assert texts[0] == texts[1]
+    finally:
+        made.shutdown()
 
 
 def nodes_of(runner: RayPipeline) -> list[str]:

@@ -1,4 +1,4 @@
-"""A service that is killed, or whose disk is full, answers as before."""
+"""A service that is killed, loses a rank, or whose disk is full, answers as before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
+import psutil
 import pytest
+
+from carryall.providers.native.library import find_library
 
 LONG = {"prompt": "def f(x):\n    return x + 1\n" * 20, "max_tokens": 12, "temperature": 0}
 ASK = {"prompt": "def f(x):", "max_tokens": 8, "temperature": 0}
@@ -58,6 +61,48 @@ def test_a_killed_service_starts_again_on_its_ports(tmp_path: Path) -> None:
                     with pytest.raises(httpx2.TransportError):  # told at once, not after a timeout
                         list(pieces)
     assert texts[0] == texts[1] != ""
+
+
+def ranks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children()
+    return [child for child in children if any("runner_process" in word for word in child.cmdline())]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_library() is None, reason="the CPU kernels are not built")
+def test_a_stream_goes_on_when_a_rank_of_its_model_is_killed(tmp_path: Path) -> None:
+    http, grpc = free_port(), free_port()
+    long = {**ASK, "max_tokens": 300, "ignore_eos": True, "stream": True}
+
+    def streamed(client: httpx2.Client, victim: psutil.Process | None) -> str:
+        """Return the text of a stream, whose rank is killed after its first piece."""
+        text, ended = "", False
+        with client.stream("POST", "/completions", json=long) as answer:
+            for line in answer.iter_lines():
+                ended = ended or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    assert "error" not in event, event
+                    text += event["choices"][0]["text"]
+                    if victim is not None:
+                        victim.kill()
+                        victim = None
+        assert ended
+        return text
+
+    options = ("--tensor-parallel", "2", "--num-threads", "1")
+    with (
+        httpx2.Client(base_url=f"http://127.0.0.1:{http}/v1", timeout=120) as client,
+        service(tmp_path, http, grpc, *options) as process,
+    ):
+        whole, before = streamed(client, None), ranks_of(process)
+        assert len(before) == 2
+        assert streamed(client, before[1]) == whole
+        after = ranks_of(process)
+        assert len(after) == 2
+        assert not {each.pid for each in before} & {each.pid for each in after}
+        after[0].kill()
+        assert client.post("/completions", json=ASK).status_code == 200
 
 
 def held_files(folder: Path, client: httpx2.Client) -> list[Path]:

@@ -9,13 +9,14 @@ from .....errors import UsageError
 from .chunk_store import imported
 
 _AT_ONCE = 4  # contents that are read together
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})  # protocols of fsspec
 
 
 class FileSystemStore:
     """A store in a folder of any file system: ``s3://bucket/folder``, ``gs://``, ``file:///mnt/nfs``.
 
-    Contents are written under another name and renamed, where the file system has whole objects only at once.
-    See ``StoreClient``.
+    An object store has a content as a whole or not at all. In other file systems contents are written under
+    another name and renamed. A bucket is not made: its name may be a mistake. See ``StoreClient``.
 
     Args:
         url: of the folder.
@@ -32,6 +33,9 @@ class FileSystemStore:
             self._files, self._folder = fsspec.core.url_to_fs(url)
         except (ValueError, ImportError) as error:
             raise UsageError(f"prefix_cache_url cannot be used: {error}") from error
+        protocols = self._files.protocol
+        protocols = {protocols} if isinstance(protocols, str) else set(protocols)
+        self._has_objects = not _OBJECT_STORES.isdisjoint(protocols)
 
     def exist(self, names: Sequence[str]) -> Iterable[bool]:
         return (self._files.exists(self._path(name)) for name in names)
@@ -46,6 +50,9 @@ class FileSystemStore:
 
     def put(self, name: str, content: bytes) -> None:
         path = self._path(name)
+        if self._has_objects:
+            self._files.pipe_file(path, content)
+            return
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         scratch = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
         self._files.pipe_file(scratch, content)

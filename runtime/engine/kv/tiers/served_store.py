@@ -6,16 +6,13 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .....errors import UsageError
 from .....options import declared, option
 from .....records import dataclass
 from ...requests.prefill_client import PREFILL_KEY_VARIABLE
 from .chunk_store import Content, last_name, names_held
-
-if TYPE_CHECKING:
-    import grpc
 
 SERVED, DIRECT = "serve", "grpc"  # schemes of ``prefix_cache_url``
 _SECONDS = 5.0  # then a call fails
@@ -119,7 +116,7 @@ class DirectStore:
         if not host or not port.isdecimal():
             raise UsageError(f"prefix_cache_url must be a URL such as grpc://host:8001, not {url!r}")
         self._messages, self._missing = kv_pb2, grpc.StatusCode.NOT_FOUND
-        self._error: type[grpc.RpcError] = grpc.RpcError
+        self._error: Any = grpc.RpcError  # a call raises one with a code and details
         target = f"{host}:{port}"
         self._channel: Any = (
             grpc.insecure_channel(target, _UNLIMITED)
@@ -133,7 +130,10 @@ class DirectStore:
     def exist(self, names: Sequence[str]) -> list[bool]:
         """Return whether each name has a content, by one exchange."""
         request = self._messages.FindChunksRequest(names=names)
-        answer = self._stub.FindChunks(request, timeout=_SECONDS, metadata=self._metadata)
+        try:
+            answer = self._stub.FindChunks(request, timeout=_SECONDS, metadata=self._metadata)
+        except self._error as error:
+            raise _failure(error) from error
         return list(answer.found)
 
     def fetch(self, names: Sequence[str]) -> Generator[bytes | None, None, None]:
@@ -161,6 +161,11 @@ class DirectStore:
         try:
             return b"".join(piece.content for piece in pieces)
         except self._error as error:
-            if getattr(error, "code", lambda: None)() == self._missing:
+            if error.code() == self._missing:
                 return None
-            raise
+            raise _failure(error) from error
+
+
+def _failure(error: Any) -> ConnectionError:
+    """Return what a call failed with, in one line; gRPC's own text has five."""
+    return ConnectionError(f"{error.code().name}: {error.details()}")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from socket import create_server
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 from engine_kit import GREEDY, make_request, make_runner, run
@@ -304,6 +308,67 @@ def test_vllm_s_own_classes_read_and_answer_as_this_publisher_does(sockets: Any,
     assert answers[1][0][1:] == [topic, number, content]
     read = msgspec.msgpack.Decoder(theirs.KVEventBatch)
     assert read.decode(answers[0][0][3]) == read.decode(answers[1][0][3])
+
+
+def free_port() -> int:
+    with create_server(("127.0.0.1", 0)) as bound:
+        return int(bound.getsockname()[1])
+
+
+def until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not ready():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.1)
+
+
+@pytest.mark.long
+def test_dynamo_s_indexer_knows_what_the_slots_hold() -> None:
+    """It is started after the first text, so it misses messages, and asks for them again."""
+    pytest.importorskip("dynamo.indexer")
+    port, events, replay = (free_port() for _ in range(3))
+    addresses = {"endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
+    config = EngineConfig(
+        kv_events_config=json.dumps({"enable_kv_cache_events": True, **addresses}), max_step_tokens=48
+    )
+    engine = Engine(make_runner(max_slots=2, context_length=512), config, identity="toy")
+    run(engine, [make_request("a", PROMPT, GREEDY)])
+    command = [sys.executable, "-m", "dynamo.indexer", "--port", str(port)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL) as indexer,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+
+        def listening() -> bool:
+            try:
+                return client.get("/workers").status_code == 200
+            except httpx2.ConnectError:
+                return False
+
+        def matched(tokens: list[int]) -> int:
+            body = {"token_ids": tokens, "model_name": "toy"}
+            scores = client.post("/query", json=body).json()["scores"]
+            return int(scores["7"]["0"]) if scores else 0
+
+        try:
+            until(listening)
+            own = {name: f"tcp://127.0.0.1:{number}" for name, number in
+                   (("endpoint", events), ("replay_endpoint", replay))}  # fmt: skip
+            worker = {"instance_id": 7, "model_name": "toy", "block_size": BLOCK, **own}
+            assert client.post("/register", json=worker).status_code == 201
+            until(lambda: '"active"' in client.get("/workers").text)
+            time.sleep(0.5)  # a subscription takes a moment to arrive
+            assert matched(PROMPT) == 0
+            other = [*PROMPT[:70], *([5] * 80)]
+            run(engine, [make_request("b", other, GREEDY)])
+            until(lambda: matched(other) == 128)
+            assert matched(PROMPT) == 192  # from the messages before it listened
+            assert matched([*PROMPT[:100], *([6] * 100)]) == 64
+            engine.clear_prefix_cache()
+            until(lambda: matched(other) == matched(PROMPT) == 0)
+        finally:
+            indexer.kill()
+            engine.close()
 
 
 def test_a_queue_that_is_full_loses_messages_and_leaves_a_gap(tmp_path: Any) -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
+from carryall.runtime.engine.kv.tiers.store import StoreTier
 from carryall.runtime.engine.kv.tiers.store_urls import open_store
 
 SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
@@ -150,3 +152,32 @@ def test_contents_come_in_order_and_what_is_not_wanted_leaves_nothing_for_the_ne
         ):  # the client's own class
             read(0)
     chunks.close()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "noeviction"])
+def test_a_server_that_is_full_evicts_or_refuses_and_gives_what_it_kept(store: Store, policy: str) -> None:
+    """32 MB for a server that may have 16."""
+    with redis_client(store) as client:
+        client.config_set("maxmemory", "16mb")
+        client.config_set("maxmemory-policy", policy)
+    url, secret = f"unix://{store.socket}", bytes(range(32))
+    keys = [bytes([i]) * 32 for i in range(64)]
+    writer = StoreTier(open_store(url), secret, lambda: 20.0)
+    for i, key in enumerate(keys):
+        writer.put(key, [np.full(500_000, i, np.uint8)])
+        assert writer.flush(30)
+    assert (writer.given_up == 0) == (policy == "allkeys-lru")
+    writer.close()
+    with redis_client(store) as client:
+        assert (client.info("stats")["evicted_keys"] > 0) == (policy == "allkeys-lru")
+    reader = StoreTier(open_store(url), secret, lambda: 20.0)
+    kept = []
+    for i, key in enumerate(keys):
+        chunk = reader.get(key)  # valid until the next one is read
+        if chunk is not None:
+            assert np.array_equal(chunk[0], np.full(500_000, i, np.uint8))
+            kept.append(i)
+    assert 16 <= len(kept) <= 32
+    assert (0 in kept, 63 in kept) == (policy == "noeviction", policy == "allkeys-lru")
+    assert reader.refused == 0
+    reader.close()

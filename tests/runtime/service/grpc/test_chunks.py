@@ -88,7 +88,9 @@ def test_it_asks_for_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
     asyncio.run(scenario())
 
 
-def test_a_server_that_ends_before_its_kv_is_read_costs_a_computation() -> None:
+def test_a_server_that_ends_before_its_kv_is_read_costs_a_computation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The store is on a port where nobody listens any longer."""
 
     async def scenario() -> None:
@@ -100,6 +102,9 @@ def test_a_server_that_ends_before_its_kv_is_read_costs_a_computation() -> None:
         assert tokens == (await decoded(None, None))[0]
 
     asyncio.run(scenario())
+    (line,) = [message for message in caplog.messages if "is not asked" in message]
+    assert "ConnectionError: UNAVAILABLE: " in line
+    assert "\n" not in line
 
 
 def test_chunks_come_in_pieces_and_what_is_missing_is_named() -> None:

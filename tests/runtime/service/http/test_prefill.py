@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from api_keys import key_file
 from http_serving import http_serving
@@ -168,3 +173,62 @@ def test_a_server_that_speaks_otherwise_is_a_failure(
 
 def test_a_server_that_is_away_is_a_failure(tmp_path: Path) -> None:
     assert asyncio.run(decoded(tmp_path, "http://127.0.0.1:9"))[1] == {"failed": 1}
+
+
+@contextmanager
+def serving(folder: Path, token_seconds: float, *options: str) -> Iterator[dict[str, str]]:
+    """Start ``carryall serve`` with a model that sleeps for each token; yield its addresses."""
+    command = [sys.executable, "-m", "carryall", "serve", "demo", "--json", "--provider", "null"]
+    command += ["--provider-option", f"token_seconds={token_seconds}", "--http-port", "0", "--grpc-port", "0"]
+    environment = {**os.environ, "CARRYALL_CACHE": str(folder)}
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["a folder", "gRPC"])
+def test_two_services_share_the_work_and_answer_as_one(tmp_path: Path, store: str) -> None:
+    url = f"file://{tmp_path}/kv" if store == "a folder" else "serve://1GB"
+    body = {
+        "model": "demo",
+        "prompt": "def add(a, b):\n    return a + b\n" * 60,
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+
+    def ask(address: str) -> tuple[str, int]:
+        answer = httpx2.post(f"http://{address}/v1/completions", json=body, timeout=120).json()
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def counts(address: str) -> dict[str, float]:
+        lines = httpx2.get(f"http://{address}/metrics").text.splitlines()
+        found = [
+            line.removeprefix("carryall:prefills_") for line in lines if line.startswith("carryall:prefills_")
+        ]
+        return {line.partition("_total")[0]: value for line in found if (value := float(line.split()[-1]))}
+
+    with serving(tmp_path / "alone", 0.003) as alone:
+        expected, cached = ask(alone["http"])
+    assert cached == 0
+    with ExitStack() as stack:
+        prefill = stack.enter_context(
+            serving(tmp_path / "prefill", 0.0, "--role", "prefill", "--prefix-cache-url", url)
+        )
+        if store == "gRPC":
+            url = f"grpc://{prefill['grpc']}"
+        options = (
+            "--role",
+            "decode",
+            "--prefill-server",
+            f"http://{prefill['http']}",
+            "--prefix-cache-url",
+            url,
+        )
+        decode = stack.enter_context(serving(tmp_path / "decode", 0.003, *options))
+        text, cached = ask(decode["http"])
+        assert (text, counts(decode["http"])) == (expected, {"remote": 1.0})
+        assert cached >= 256

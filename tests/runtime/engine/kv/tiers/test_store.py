@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -297,6 +299,66 @@ def test_a_folder_of_a_file_system_is_a_store(tmp_path: Path) -> None:
     assert other.get(KEYS[1], KEYS[2:]) is None
     assert not list(tmp_path.rglob("*.tmp"))
     other.close()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A file system of a server of S3's protocol, with a bucket."""
+    fsspec: Any = pytest.importorskip("fsspec")
+    pytest.importorskip("s3fs")
+    servers: Any = pytest.importorskip("moto.server")
+    server = servers.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    httpx2.post(f"http://{host}:{port}/moto-api/reset").raise_for_status()  # its contents outlive it
+    for name, value in (
+        ("AWS_ENDPOINT_URL", f"http://{host}:{port}"),
+        ("AWS_ACCESS_KEY_ID", "nobody"),
+        ("AWS_SECRET_ACCESS_KEY", "nothing"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    files = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    files.mkdir("bucket")
+    try:
+        yield files
+    finally:
+        server.stop()
+        type(files).clear_instance_cache()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # those of the server
+def test_a_folder_of_a_bucket_is_a_store(s3: Any) -> None:
+    tier, other = (StoreTier(open_store("s3://bucket/kv"), SECRET, lambda: 30.0) for _ in range(2))
+    assert other.held(KEYS) == 0  # nothing of that may be remembered
+    for i, key in enumerate(KEYS[:3]):
+        tier.put(key, parts(i))
+    assert tier.flush(30)
+    assert (tier.given_up, other.held(KEYS)) == (0, 3)
+    for i, key in enumerate(KEYS[:3]):
+        found = other.get(key, KEYS[i + 1 : 3])
+        assert found is not None
+        assert np.array_equal(found[0], parts(i)[0])
+    assert other.get(KEYS[3]) is None
+    tier.close()
+    other.close()
+    assert sorted(s3.find("bucket")) == sorted(
+        f"bucket/kv/{name[:2]}/{name}.kv" for name in (file_name(key, SECRET) for key in KEYS[:3])
+    )
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # those of the server
+def test_a_bucket_that_is_absent_is_not_made(s3: Any) -> None:
+    tier = StoreTier(open_store("s3://mistake/kv"), SECRET, lambda: 30.0)
+    assert tier.held(KEYS) == 0
+    tier.put(KEYS[0], parts(0))
+    assert tier.flush(30)
+    assert tier.given_up == 1
+    assert tier.get(KEYS[0]) is None
+    tier.close()
+    assert [each.rstrip("/") for each in s3.ls("")] == ["bucket"]
 
 
 @pytest.mark.parametrize("url", ["", "kv", "/mnt/kv", "nosuch://host/x"])
