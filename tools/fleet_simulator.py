@@ -21,6 +21,7 @@ import heapq
 import json
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -290,6 +291,9 @@ _LONGER = 10  # times as long as measured, so that chance in the simulation hard
 def check(path: Path) -> bool:
     """Compare predictions with what a benchmark measured; print both; return whether all agree to 15 %."""
     result = json.loads(path.read_text())
+    lacking = [name for name in ("options", "stream_prompt_tokens") if name not in result]
+    if lacking:
+        sys.exit(f"{path} is not the result of one run of the benchmark: it has no {lacking[0]}")
     read = {name: float(value) for name, value in result["options"].items() if _is_number(value)}
     options = argparse.Namespace(
         seconds=_LONGER * read["seconds"],
