@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from ...graph_opt.quantize.algorithms.blockwise import (
     Quantized,
     Quantizer,
 )
+from ...graph_opt.quantize.algorithms.cores import on_all_cores
 from ...graph_opt.quantize.algorithms.grouped import FACTORS, Scales
 from ...graph_opt.quantize.algorithms.kquant import STEPS
 from ...graph_opt.quantize.algorithms.sweep import SweepScales
@@ -207,8 +206,7 @@ class BlockRounding:
         if size <= _SMALL:
             outcomes = set(map(run, firsts))
         else:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                outcomes = set(pool.map(run, firsts))
+            outcomes = set(on_all_cores(run, firsts))
         if wrong := [_OUTCOMES[outcome] for outcome in sorted(outcomes) if outcome]:
             raise GraphError(wrong[0])
 

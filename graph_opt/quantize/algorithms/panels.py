@@ -5,12 +5,12 @@ Shapes: a panel is [blocks, block_size, columns]; its scales and zero points are
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from .cores import on_all_cores
 
 if TYPE_CHECKING:
     from .blockwise import BlockFormat, Floats
@@ -42,9 +42,7 @@ def for_each_part(work: Callable[[Part], None], weight: Floats, form: BlockForma
         for part in parts:
             work(part)
         return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(work, parts):  # re-raises a panel's exception
-            pass
+    on_all_cores(work, parts)
 
 
 def _slices(length: int, most: int, step: int) -> list[slice]:
