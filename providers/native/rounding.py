@@ -203,10 +203,7 @@ class BlockRounding:
             return int(function(isa, address, first, min(first + _COLUMNS, outputs)))
 
         firsts = range(0, outputs, _COLUMNS)
-        if size <= _SMALL:
-            outcomes = set(map(run, firsts))
-        else:
-            outcomes = set(on_all_cores(run, firsts))
+        outcomes = set(map(run, firsts) if size <= _SMALL else on_all_cores(run, firsts))
         if wrong := [_OUTCOMES[outcome] for outcome in sorted(outcomes) if outcome]:
             raise GraphError(wrong[0])
 
