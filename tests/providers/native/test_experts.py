@@ -44,6 +44,7 @@ def hosts(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
         host.end()
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3]))
 def test_every_instruction_set_gives_the_bits_of_the_reference(
@@ -58,6 +59,7 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(
     assert np.median(np.abs(expected - known.expected)) < 1e-6 * np.abs(known.expected).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"), ("Q4_0", "Q4_1"), ("Q8_0", "Q4_K")])
 def test_experts_of_gguf_files_have_a_form_into_them_and_one_out_of_them(
     hosts: dict[str, OperatorHost], library: Path, kinds: tuple[str, str]
@@ -148,6 +150,7 @@ def test_the_experts_of_every_family_are_one_operator_of_equal_logits(
         np.testing.assert_allclose(found[True], found[False], rtol=0, atol=1e-5 * float(found[False].std()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
 def test_a_mixture_is_near_the_one_of_onnxruntimes_kernels(
     kernels_of_this_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
