@@ -77,6 +77,8 @@ class FloatModel:
         scratch: an empty folder, which must exist as long as the results are used.
         tokens: number of tokens of the text to read; None takes the default of the method.
         progress: called for every window and layer, in the phases ``calibrate`` and ``measure``.
+        keeps: whether weights that are rounded without a text are stored, too: the graph is written within
+            the context, and rounding takes longer than storing.
         stored: gets the stored results of layers.
     """
 
@@ -89,6 +91,7 @@ class FloatModel:
         *,
         tokens: int | None = None,
         progress: Progress | None = None,
+        keeps: bool = False,
         stored: list[CachedParts] | None = None,
     ) -> None:
         self._source = source
@@ -97,6 +100,7 @@ class FloatModel:
         self._scratch = scratch
         self._tokens = tokens
         self._progress = progress
+        self._keeps = keeps
         self._stored: list[CachedParts] = [] if stored is None else stored
 
     def __enter__(self) -> Self:
@@ -138,6 +142,7 @@ class FloatModel:
             scratch,
             tokens=self._tokens,
             progress=self._progress,
+            keeps=self._keeps,
             stored=self._stored,
         )
 
@@ -165,18 +170,22 @@ class FloatModel:
         if promote is not None:
             forms = forms.promoting(promote(self._model.graph))
         facts = {"algorithm": algorithm, "forms": repr(forms), **self._facts("layers")}
-        stages = CachedParts("layers", facts)
-        self._stored.append(stages)
         return quantize_layers(
             self._model,
             CALIBRATED[algorithm],
             forms,
             self._windows,
-            stages,
+            self._parts(facts),
             context_length=self._context_length,
             arithmetic=native_arithmetic(),
             progress=phase(self._progress, "calibrate"),
         )
+
+    def kept(self, algorithm: str, forms: WeightFormats) -> CachedParts | None:
+        if not self._keeps:
+            return None
+        facts = {"what": "weights", "model": self._source.key()}
+        return self._parts({"algorithm": algorithm, "forms": repr(forms), **facts})
 
     def smoothing(self, *, norms: bool = True) -> dict[str, Floats]:
         """Measure the SmoothQuant factors of the channels in front of layers.
@@ -245,6 +254,11 @@ class FloatModel:
 
         vetoed = found(rounding)
         return vetoed, found(float_inputs, form=form, only=vetoed)
+
+    def _parts(self, facts: Mapping[str, Any]) -> CachedParts:
+        parts = CachedParts("layers", facts)
+        self._stored.append(parts)
+        return parts
 
     def _weight_inputs(self, forms: WeightFormats) -> WeightInputs:
         step = max(1, len(self._windows) // _PLAN_WINDOWS)
