@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 Promote = Callable[[ir.Graph], Iterable[ir.Value]]
 Arrays = tuple[Array, ...]
 _KEPT_FILE = "weight.safetensors"
+LEAST_KEPT = 1 << 22  # values of a weight; to keep a smaller one takes 10 ms, as long as it takes to round it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         quantizer: computes values, scales and zero points.
         calibrated: returns by weight name a function that reads its result, or None to use ``quantizer``.
         promote: the weights of a graph that get 8 bits, besides ``overrides``.
-        kept: holds what ``quantizer`` made of each weight; None for results that are not kept.
+        kept: holds what ``quantizer`` made of each large weight; None for results that are not kept.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         stored = self.calibrated(name) if self.calibrated is not None else None
         quantized = stored or partial(_rounded, source, axis, form, self.quantizer)
         compute = partial(_computed, quantized, axis, form, name)
-        if self.kept is not None and stored is None:
+        if self.kept is not None and stored is None and math.prod(shape_of(source)) >= LEAST_KEPT:
             compute = partial(_kept, self.kept, f"{name} {form}", compute)
         parts = _parts(source, axis, form, compute)
         operands = [add_initializer(graph, f"{name}.values", parts[0])]
