@@ -27,6 +27,7 @@ from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
 from ...graph_opt.quantize.formats.weight_only import Promote, WeightFormats
+from ...graph_opt.quantize.left_float import float_matrices
 from ...graph_opt.quantize.search.budget import FormatPlan, choices, promote, spend_bits, spend_divergence
 from ...graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ...graph_opt.quantize.search.half_range import largest_magnitudes, too_large
@@ -42,6 +43,7 @@ from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 
+_LARGE = 8e9  # bytes of weights, from which calibration takes long: it reads half as many tokens
 _PLAN_WINDOWS, _PLAN_WINDOW = 2, 192  # windows, and tokens of each, that measure the sensitivity of weights
 
 
@@ -300,7 +302,8 @@ class FloatModel:
 
     @cached_property
     def _windows(self) -> list[Tokens]:
-        return self._read(self._tokens or MAX_TOKENS)
+        large = sum(float_matrices(self._model).values()) > _LARGE
+        return self._read(self._tokens or (MAX_TOKENS // 2 if large else MAX_TOKENS))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
