@@ -299,8 +299,8 @@ def test_nothing_is_quantized_twice(tiny_package: Path, tmp_path: Path, first: s
 @pytest.mark.long
 def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("some words " * 100)
-    text.with_suffix(".short").write_text("some words " * 100 + "\x00" * 999)
+    text.write_text("some words " * 800)
+    text.with_suffix(".short").write_text("some words " * 800 + "\x00" * 999)
     outs = []
     for path in (text, text.with_suffix(".short")):  # they differ after the part that is read
         outs.append(tmp_path / path.suffix)
