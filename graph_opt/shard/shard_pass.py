@@ -18,7 +18,7 @@ from ..passes.base import GraphPass
 from ..passes.remove_unused import RemoveUnusedNodesPass
 from ..passes.shape_inference import ShapeInferencePass
 from .cuts import Cut
-from .plan import NodePlan, Planner, ShardPlan
+from .plan import PRODUCTS, NodePlan, Planner, ShardPlan
 from .rules import target_sizes
 from .weights import WeightCuts
 
@@ -68,12 +68,13 @@ class ShardPass(GraphPass):
 
 
 def _check_products(plan: ShardPlan) -> None:
-    """Refuse a graph of which no product is cut by its inputs: nothing would be gained.
+    """Refuse a graph of which no product is cut, but that of the logits: nothing would be gained.
 
     Raises:
         GraphError: there is none.
     """
-    if not any(node.partial for node in plan.nodes.values()):
+    products = (node for node in plan.nodes if node.op_type in PRODUCTS)
+    if all(node.outputs[0].is_graph_output() for node in products):
         where = f"; the last one is {plan.whole[0].op_type} {plan.whole[0].name}" if plan.whole else ""
         raise GraphError(f"no linear layer of the graph can be cut by ranks{where}")
 
@@ -91,6 +92,7 @@ class _Rewriter:
         self._rank = rank
         self._count = count
         self._states: dict[ir.Value, Cut] = dict(plan.inputs)
+        self._whole_shapes: dict[ir.Value, ir.Shape | None] = {}
         self._partial: set[ir.Value] = set()
         self._collectives = 0
         self._made: dict[tuple[ir.Value, Cut | None], ir.Value] = {}
@@ -107,11 +109,15 @@ class _Rewriter:
             wanted = self._plan.outputs.get(value)
             if self._states.get(value) != wanted or value in self._partial:
                 raise GraphError(f"the output {value.name} is not computed as it is needed")
-        for value, cut in {**self._plan.inputs, **self._plan.outputs}.items():
-            if value.shape is not None:
-                sizes = list(value.shape)
-                sizes[cut.axis] = cut.local(self._rank)
-                value.shape = ir.Shape(sizes)
+        for value, cut in self._plan.inputs.items():
+            self._resize(value, cut)
+
+    def _resize(self, value: ir.Value, cut: Cut) -> None:
+        """Set the shape of this rank's part."""
+        if value.shape is not None:
+            sizes = list(value.shape)
+            sizes[cut.axis] = cut.local(self._rank)
+            value.shape = ir.Shape(sizes)
 
     def _keep(self, node: ir.Node) -> None:
         for index, value in enumerate(node.inputs):
@@ -127,8 +133,8 @@ class _Rewriter:
         for value, cut in zip(node.outputs, node_plan.outputs, strict=True):
             if cut is not None:
                 self._states[value] = cut
-                if not value.is_graph_output():
-                    value.shape = None
+                self._whole_shapes[value] = value.shape
+                self._resize(value, cut)
         if node_plan.partial:
             self._partial.add(node.outputs[0])
 
@@ -285,6 +291,7 @@ class _Rewriter:
             order = add_initializer(self._graph, "shard.order", places)
             joined = insert(before, "Gather", [joined, order], {"axis": -1}).outputs[0]
             joined.type = value.type
+        joined.shape = self._whole_shapes.get(value)
         return joined
 
     def _collective(
