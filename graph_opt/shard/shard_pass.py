@@ -79,6 +79,12 @@ def _check_products(plan: ShardPlan) -> None:
         raise GraphError(f"no linear layer of the graph can be cut by ranks{where}")
 
 
+def _resized(shape: ir.Shape | None, axis: int, size: int) -> ir.Shape | None:
+    """Return a shape with another size of an axis."""
+    sizes = None if shape is None else [*shape.dims[:axis], size, *(shape.dims[axis:][1:])]
+    return None if sizes is None else ir.Shape(sizes)
+
+
 class _Rewriter:
     """Carries out a plan, from the inputs to the outputs."""
 
@@ -114,10 +120,7 @@ class _Rewriter:
 
     def _resize(self, value: ir.Value, cut: Cut) -> None:
         """Set the shape of this rank's part."""
-        if value.shape is not None:
-            sizes = list(value.shape)
-            sizes[cut.axis] = cut.local(self._rank)
-            value.shape = ir.Shape(sizes)
+        value.shape = _resized(value.shape, cut.axis, cut.local(self._rank))
 
     def _keep(self, node: ir.Node) -> None:
         for index, value in enumerate(node.inputs):
@@ -268,13 +271,28 @@ class _Rewriter:
                 whole = value
             if whole is not value:
                 self._made[value, None] = whole
-            if cut is not None:
-                name = f"shard.part_{len(self._made)}"
-                indices = shared_constant(self._graph, name, cut.indices(self._rank))
-                whole = insert(before, "Gather", [whole, indices], {"axis": cut.axis}).outputs[0]
-                whole.type = value.type
-            self._made[known] = whole
+            self._made[known] = whole if cut is None else self._part(whole, cut, before)
         return self._made[known]
+
+    def _part(self, whole: ir.Value, cut: Cut, before: ir.Node) -> ir.Value:
+        """Return this rank's part of a value that each rank has whole."""
+        runs = cut.parts[self._rank]
+        if len(runs) == 1:  # a view, where a chain of operators computes it
+            ((start, stop),) = runs
+            sizes = {0: start, 1: stop - start, 2: cut.size - stop}
+            places = [place for place, size in sizes.items() if size]
+            numbers = np.array([sizes[place] for place in places], np.int64)
+            name = f"shard.{'_'.join(map(str, numbers))}"
+            operands = [whole, shared_constant(self._graph, name, numbers)]
+            split = insert(before, "Split", operands, {"axis": cut.axis}, num_outputs=len(places))
+            for place, output in zip(places, split.outputs, strict=True):
+                output.type = whole.type
+                output.shape = _resized(whole.shape, cut.axis, sizes[place])
+            return split.outputs[places.index(1)]
+        indices = shared_constant(self._graph, f"shard.part_{len(self._made)}", cut.indices(self._rank))
+        part = insert(before, "Gather", [whole, indices], {"axis": cut.axis}).outputs[0]
+        part.type = whole.type
+        return part
 
     def _joined(self, value: ir.Value, cut: Cut, before: ir.Node) -> ir.Value:
         """Return a value of which each rank has a part, whole."""
