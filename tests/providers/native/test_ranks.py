@@ -16,6 +16,7 @@ import pytest
 from operator_calls import experts_attributes
 from quantized_experts_reference import random_experts
 from quantized_linear_reference import Weight
+from stored_weight import StoredWeight
 
 from carryall.graph_opt.lower.chain.program import JOIN, SUM, VERSION
 from carryall.graph_opt.lower.products.tiles import LAYOUT
@@ -176,7 +177,7 @@ def test_wrong_steps_over_ranks_are_refused(
         memory.close()
 
 
-def cut_rows(weights: Sequence[Weight], first: int, last: int) -> list[Weight]:
+def cut_rows(weights: Sequence[Weight | StoredWeight], first: int, last: int) -> list[Weight | StoredWeight]:
     """Return some outputs of weights."""
     names = ("values", "scales", "zero_points", "minima")
     parts = [{name: value[first:last] for name in names if (value := getattr(one, name)) is not None}

@@ -37,7 +37,7 @@ FORMS = ["qwen2", "deepseek_v2", "gpt_oss", "granitemoehybrid", "olmo2"]
 SHARES = {"falcon": 1}  # its only head of keys is read by both ranks
 # 2 heads of keys, which only attention without sinks can share; 2 heads of a state.
 INDIVISIBLE = {"gpt_oss", "granite_swa", "kimi_linear"}
-# onnxruntime computes a product or a state of these, whose last bits depend on how many columns or heads a rank has.
+# onnxruntime computes a product or a state of these: its last bits depend on the columns or heads of a rank.
 OTHER_KERNELS = {
     *("bloom", "granitemoehybrid", "granitemoeshared"),
     *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
@@ -124,7 +124,7 @@ def test_every_family_runs_over_ranks(case: str, quantize: str | None, count: in
             check(folder, count, None, quantize)
     else:
         bits = quantize is not None and case not in OTHER_KERNELS  # also if a group of int8 levels is cut
-        check(folder, count, None if count == 4 else SHARES.get(case, 2), quantize, bits)
+        check(folder, count, None if count == 4 else SHARES.get(case, 2), quantize, bits=bits)
 
 
 @pytest.fixture

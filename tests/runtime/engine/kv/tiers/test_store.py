@@ -322,7 +322,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def gcs_server(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Start a server of Google Cloud Storage's protocol; return what ends it."""
-    # Read when gcsfs is imported; else it asks by gRPC what kind of bucket there is, which the emulator lacks.
+    # Else it asks by gRPC, which the emulator lacks, what kind of bucket there is. Read when it is imported.
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     pytest.importorskip("gcsfs")
     servers: Any = pytest.importorskip("gcp_storage_emulator.server")
