@@ -180,10 +180,11 @@ def measured(
         for turn in range(args.turns + 1):
             for index, question in enumerate(args.question):
                 ways = turned(reader, holder, store, own, question, turn * len(args.question) + index)
-                for name, (cost, cached) in ways.items():
+                for name, (_, cached) in ways.items():
                     if cached != args.tokens:
                         print(f"{name}: {cached} tokens were cached", file=sys.stderr)
-                    elif number and turn:
+                if number and turn and all(cached == args.tokens for _, cached in ways.values()):
+                    for name, (cost, _) in ways.items():
                         costs.setdefault((question, name), []).append(cost)
     return costs
 
@@ -220,7 +221,7 @@ def main() -> None:
             print(f"{statistics.mean(each):.1f}")
     for question in args.question:
         for other in ("host memory", "slot"):
-            pairs = list(zip(costs[question, "store"], costs[question, other], strict=False))
+            pairs = list(zip(costs[question, "store"], costs[question, other], strict=True))
             elapsed = statistics.median(mine.elapsed / its.elapsed for mine, its in pairs)
             mine, its = (
                 statistics.mean(cost.service for cost in costs[question, way]) for way in ("store", other)
