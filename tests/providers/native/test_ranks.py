@@ -15,8 +15,6 @@ import onnx_ir as ir
 import pytest
 from operator_calls import experts_attributes
 from quantized_experts_reference import random_experts
-from quantized_linear_reference import Weight
-from stored_weight import StoredWeight
 
 from carryall.graph_opt.lower.chain.program import JOIN, SUM, VERSION
 from carryall.graph_opt.lower.products.tiles import LAYOUT
@@ -177,8 +175,8 @@ def test_wrong_steps_over_ranks_are_refused(
         memory.close()
 
 
-def cut_rows(weights: Sequence[Weight | StoredWeight], first: int, last: int) -> list[Weight | StoredWeight]:
-    """Return some outputs of weights."""
+def cut_rows(weights: Sequence[Any], first: int, last: int) -> list[Any]:
+    """Return some outputs of weights of blocks."""
     names = ("values", "scales", "zero_points", "minima")
     parts = [{name: value[first:last] for name in names if (value := getattr(one, name)) is not None}
              for one in weights]  # fmt: skip
