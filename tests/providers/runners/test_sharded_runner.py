@@ -37,9 +37,10 @@ FORMS = ["qwen2", "deepseek_v2", "gpt_oss", "granitemoehybrid", "olmo2"]
 SHARES = {"falcon": 1}  # its only head of keys is read by both ranks
 # 2 heads of keys, which only attention without sinks can share; 2 heads of a state.
 INDIVISIBLE = {"gpt_oss", "granite_swa", "kimi_linear"}
-# onnxruntime computes a product or a state of these: its last bits depend on the columns or heads of a rank.
+# onnxruntime computes a product, a state or a function of few values of these: its last bits depend on the
+# columns or heads of a rank.
 OTHER_KERNELS = {
-    *("bloom", "granitemoehybrid", "granitemoeshared"),
+    *("bloom", "falcon_h1", "granitemoehybrid", "granitemoeshared"),
     *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
 }
 
