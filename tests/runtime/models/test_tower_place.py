@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The outputs of each run of OpenVINO's session."""
     pytest.importorskip("openvino")
     from carryall.providers.openvino.model import OpenVinoSession
