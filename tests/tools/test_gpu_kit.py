@@ -92,6 +92,7 @@ def test_the_table_has_predictions_beside_measurements(tmp_path: Path) -> None:
     assert any("OutOfMemory" in line for line in lines)
 
 
+@pytest.mark.long
 def test_a_section_that_hangs_or_fails_costs_the_others_nothing(tmp_path: Path) -> None:
     kit = module("kit")
     kit.OUT = tmp_path
