@@ -255,7 +255,7 @@ const char* Program::read_attention(Step* step, int64_t query, size_t inputs) {
   s.window = next();
   s.rotary = next();
   s.interleaved = next();
-  s.cache = static_cast<CacheType>(next());
+  s.set_cache(next());
   s.scale = next_float();
   s.softcap = next_float();
   step->writes = next() == 0;

@@ -18,7 +18,7 @@ from half_weight import HalfWeight
 from native_kernels import isas
 from operator_calls import ALONE, MAKERS, attention_attributes, attention_inputs, linear_attributes
 from operator_host import Call, OperatorHost, RefusedError, build_host
-from paged_attention_reference import BFLOAT16, FLOAT32, INT8, random_case
+from paged_attention_reference import BFLOAT16, BYTE_QUERIES, FLOAT32, INT8, random_case
 from quantized_linear_reference import Weight, grouped_weight, random_weight
 
 from carryall.graph_opt.lower.attention.near_products import in_lanes
@@ -242,7 +242,7 @@ def test_another_version_is_refused_with_both(host: OperatorHost) -> None:
         host.run(Call("Chain", ALONE, [numbers, *call.inputs[1:]]))
 
 
-@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
+@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8, BYTE_QUERIES])
 @pytest.mark.parametrize("lengths", [[1, 1, 1], [40, 3], [300]])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_attention_in_a_chain_equals_the_operator(
