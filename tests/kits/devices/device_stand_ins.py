@@ -32,11 +32,12 @@ Compute = Literal["fp16", "bf16", "fp32"]
 @dataclass(frozen=True, kw_only=True)
 class FloatCudaOptions(CudaOptions):
     compute: Compute = "fp32"
+    kv_memory: Literal["auto", "paged", "slots"] = "slots"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedCudaOptions(FloatCudaOptions):
-    kv_memory: Literal["slots", "paged"] = "paged"
+    kv_memory: Literal["auto", "paged", "slots"] = "paged"
 
 
 @dataclass(frozen=True, kw_only=True)
