@@ -7,7 +7,7 @@ one prompt without a cache, behind operators of their own for the norms.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -29,6 +29,7 @@ _PARTS = ("keys", "values")
 _SCALE = 0.04  # of a cache of 8 bits; the largest element of a normalised key is about 5
 # Rounding of the type, and of a cache of 8 bits, which the other operator does not have. Results are below 2.
 _TOLERANCES = {"float": 1e-4, "float16": 1e-2, "bfloat16": 6e-2, "int8": 0.1, "float8e4m3fn": 0.25}
+_LEAST = 0.5  # of the largest result of right kernels, which is about 2
 _DTYPES = {"float": np.float32, "float16": np.float16, "int8": np.int8}
 _DTYPES |= {"bfloat16": ml_dtypes.bfloat16, "float8e4m3fn": ml_dtypes.float8_e4m3fn}
 _ATTRIBUTES = f"num_heads = {_HEADS}, kv_num_heads = {_KV_HEADS}, do_rotary = 1, rotary_interleaved = 0"
@@ -106,22 +107,32 @@ class PagedAgreement:
             device: the device.
         """
         paged, slots = map(open_session, self.graphs())
-        texts = _texts()
-        rest = {"lengths": np.full(_ROWS, _LENGTH - 1, np.int32), "total": np.array(_LENGTH, np.int32)}
-        expected = dict(zip(HEAD_SIZES, slots.run(None, texts | rest), strict=True))
-        buffers = {name: self._buffers(size, kind, device) for name, size, kind in self.layers}
-        past = [0] * _ROWS
-        for step, now in STEPS.items():
-            results = self._run(paged, self._feeds(texts, past, now), buffers, device)
+        expected = self.whole_prompts(slots)
+        for size, texts in expected.items():
+            if not np.abs(texts).max() > _LEAST:
+                return f"GroupQueryAttention with heads of {size} computes nothing"
+        for step, past, results in self.steps(paged, device):
             for (_, size, kind), result in zip(self.layers, results, strict=True):
-                difference = np.abs(result - _rows(expected[size], past, now)).max()
+                difference = np.abs(result - _rows(expected[size], past, STEPS[step])).max()
                 if not difference <= max(_TOLERANCES[self.compute], _TOLERANCES[kind]):  # NaN is wrong too
                     return (
                         f"PagedAttention, {step} with heads of {size} and a cache of {kind}, has other "
                         f"results than GroupQueryAttention, by up to {difference:.3g}"
                     )
-            past = [before + count for before, count in zip(past, now.counts, strict=True)]
         return None
+
+    def whole_prompts(self, session: Any) -> dict[int, Array]:
+        """Return the results of GroupQueryAttention for each head size, [rows, length, heads * size]."""
+        rest = {"lengths": np.full(_ROWS, _LENGTH - 1, np.int32), "total": np.array(_LENGTH, np.int32)}
+        return dict(zip(HEAD_SIZES, session.run(None, _texts() | rest), strict=True))
+
+    def steps(self, session: Any, device: Device) -> Iterator[tuple[str, list[int], list[Array]]]:
+        """Yield each step, the tokens before it in each row, and the results of each PagedAttention."""
+        texts, past = _texts(), [0] * _ROWS
+        buffers = {name: self._buffers(size, kind, device) for name, size, kind in self.layers}
+        for name, step in STEPS.items():
+            yield name, past, self._run(session, self._feeds(texts, past, step), buffers, device)
+            past = [before + count for before, count in zip(past, step.counts, strict=True)]
 
     def _feeds(self, texts: Mapping[str, Array], past: Sequence[int], step: _Step) -> dict[str, Array]:
         longest = max(before + count for before, count in zip(past, step.counts, strict=True))
@@ -197,7 +208,8 @@ class PagedAgreement:
                 f"{part}f_{size} = Reshape({part}n_{size}, f_{size}) "
             )
         return (
-            f"{nodes} t_{size} = com.microsoft.GroupQueryAttention<{_ATTRIBUTES}, scale = {size**-0.5}>"
+            f"{nodes} t_{size}, keys_{size}, values_{size} = "
+            f"com.microsoft.GroupQueryAttention<{_ATTRIBUTES}, scale = {size**-0.5}>"
             f"(qf_{size}, kf_{size}, v_{size}, , , lengths, total, c_{size}, s_{size}) "
             f"y_{size} = Cast<to = 1>(t_{size}) "
         )

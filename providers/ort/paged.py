@@ -69,6 +69,12 @@ def read_paged_graph(session: Any, source: str) -> DecoderGraph:
     return graph
 
 
+def result_bytes(graph: DecoderGraph, rows: int) -> int:
+    """Return the bytes of all logits and drawn tokens that a session of a graph holds on the device."""
+    copies = 3 if DRAW in graph.inputs else 1  # a step, and two that are read while others write
+    return rows * (4 * copies * graph.vocab_size + 8)
+
+
 @dataclass(slots=True)
 class _Run:
     """A binding, and the device's memory of its inputs, its largest logits, all logits and drawn tokens."""
@@ -116,7 +122,7 @@ class OrtPagedSession:
         block_size: positions of a block.
         stream: the work of the session and of what copies blocks.
         forms: sizes of runs to capture; None captures none.
-        rows: maximum rows of a step.
+        rows: maximum rows of a step, and of its form.
         most_forms: maximum number of captured runs, which keep memory of the device until the session ends.
     """
 
@@ -140,7 +146,7 @@ class OrtPagedSession:
         self.captured: dict[Form, _Run] = {}
         self._left = most_forms  # how many more may be captured
         self._loose: Any = None  # a binding with the caches, for runs that are not captured
-        self._rows = rows if self._forms is None else max(rows, self._forms.most_rows)
+        self._rows = rows
         self._logits, self._drawn = self._logits_of(self._rows), memory.bytes_of(8 * self._rows)
         # With a step ahead, logits of a step are read while the next one writes its own.
         self._draws = DRAW in graph.inputs

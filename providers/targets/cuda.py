@@ -36,14 +36,14 @@ from ..cuda.verdicts import stored_verdict
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockTables
-from ..kv.decoder_graph import chosen_context_length, read_slot_graph
+from ..kv.decoder_graph import DecoderGraph, chosen_context_length, read_slot_graph
 from ..kv.kv_memory import KVSpec
 from ..kv_groups import FullKV
 from ..lora import LoraPlaces
 from ..ort import ort
 from ..ort.device_block import DeviceStream
 from ..ort.device_memory import Device, DeviceSlots, slots_that_fit
-from ..ort.paged import OrtPagedSession, read_paged_graph
+from ..ort.paged import OrtPagedSession, read_paged_graph, result_bytes
 from ..ort.paged_forms import Forms
 from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
@@ -121,6 +121,29 @@ class CudaOptions(Checked):
     steps_ahead: int = option(1, least=0, most=1)
     kv_memory: Literal["auto", "paged", "slots"] = "auto"
     memory_fraction: float = option(0.9, least=0, most=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _PagedSizes:
+    """Sizes of a runner with KV in blocks.
+
+    Args:
+        block: tokens of a block.
+        token_bytes: bytes of KV of a token.
+        blocks: number of blocks, without the one for padding.
+        slots: number of sequences.
+        rows: the most rows of a run, padding included.
+        forms: sizes of runs to capture; None captures none.
+        most_forms: maximum number of captured runs.
+    """
+
+    block: int
+    token_bytes: int
+    blocks: int
+    slots: int
+    rows: int
+    forms: Forms | None
+    most_forms: int
 
 
 class CudaProvider(NvidiaProvider):
@@ -362,36 +385,27 @@ class CudaProvider(NvidiaProvider):
         session = self._open(model, config, generating=True, provider_settings=settings)
         graph = read_paged_graph(session, str(model))
         length = chosen_context_length(config.context_length, graph.context_length, str(model))
-        specs = graph.caches.values()
-        heads, size = next(iter(specs)).heads, self.block_size(max(spec.width for spec in specs))
-        token_bytes, each = sum(spec.bytes_per_token for spec in specs), -(-length // size)
-        forms = Forms(size, each, config.max_slots) if options["cuda_graphs"] else None
-        free = int(self.free_memory(options) * options["memory_fraction"])
-        most_forms = min(_MOST_FORMS, free // 16 // _GRAPH_BYTES)
-        if forms is not None:  # what they hold is not for KV
-            free -= most_forms * _GRAPH_BYTES + 3 * 4 * forms.most_rows * graph.vocab_size
+        sizes = self._paged_sizes(graph, length, config.max_slots, options)
+        caches = {name: dataclasses.replace(spec, heads=sizes.block) for name, spec in graph.caches.items()}
+        copier, heads = self._copier(config, stream), next(iter(graph.caches.values())).heads
         # The last block takes the padding of captured runs.
-        blocks = slots_that_fit(free, size * token_bytes, config.max_slots * each + 1, _REMEDY) - 1
-        if blocks < 1:
-            raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
-        caches = {name: dataclasses.replace(spec, heads=size) for name, spec in graph.caches.items()}
-        copier = self._copier(config, stream)
-        memory = DeviceSlots(caches, blocks + 1, heads, device=device, session_factory=copier)
+        memory = DeviceSlots(caches, sizes.blocks + 1, heads, device=device, session_factory=copier)
         paged = OrtPagedSession(
             session,
             graph,
             memory,
             stream,
-            forms,
-            block_size=size,
-            rows=config.max_slots,
-            most_forms=most_forms,
+            sizes.forms,
+            block_size=sizes.block,
+            rows=sizes.rows,
+            most_forms=sizes.most_forms,
         )
         info = graph.info(
             config,
-            (FullKV(token_bytes),),
+            (FullKV(sizes.token_bytes),),
             kv_layout=paged.layout,
             length=length,
+            slots=sizes.slots,
             batched_multi_token=True,
             on_device=True,
             step_tokens=_STEP_TOKENS,
@@ -400,7 +414,7 @@ class CudaProvider(NvidiaProvider):
         loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
         runner = PagedRunner(
             paged,
-            BlockTables(blocks, size, config.max_slots),
+            BlockTables(sizes.blocks, sizes.block, sizes.slots),
             info,
             hidden_size=graph.hidden_size,
             loras=loras if graph.lora_modules else None,
@@ -411,6 +425,30 @@ class CudaProvider(NvidiaProvider):
             paged.pad(pads=False)
         paged.capture_decoding()
         return runner
+
+    def _paged_sizes(
+        self, graph: DecoderGraph, length: int, slots: int, options: Mapping[str, Any]
+    ) -> _PagedSizes:
+        """Return what fits into the free memory: at most whole contexts, and two blocks for each slot.
+
+        Raises:
+            ProviderRuntimeError: not even two blocks fit.
+        """
+        specs = graph.caches.values()
+        block = self.block_size(max(spec.width for spec in specs))
+        token_bytes = sum(spec.bytes_per_token for spec in specs)
+        each, captures = -(-length // block), options["cuda_graphs"]
+        rows = max(slots, Forms(block, each, slots).most_rows if captures else 0)
+        free = int(self.free_memory(options) * options["memory_fraction"])
+        most_forms = min(_MOST_FORMS, free // 16 // _GRAPH_BYTES) if captures else 0
+        free -= most_forms * _GRAPH_BYTES + result_bytes(graph, rows)  # what is not for KV
+        blocks = slots_that_fit(free, block * token_bytes, slots * each + 1, _REMEDY) - 1
+        if blocks < 1:
+            raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
+        # The last block of a slot may be partly empty, so with fewer blocks most of them would be kept free.
+        slots = min(slots, -(-blocks // 2))
+        forms = Forms(block, each, slots) if captures else None
+        return _PagedSizes(block, token_bytes, blocks, slots, rows, forms, most_forms)
 
     def _capturing(self, model: Path, config: RunnerConfig) -> dict[str, Any]:
         """Return all options, ``cuda_graphs`` off if runs of the model cannot be captured."""
