@@ -385,7 +385,9 @@ class CudaProvider(NvidiaProvider):
         session = self._open(model, config, generating=True, provider_settings=settings)
         graph = read_paged_graph(session, str(model))
         length = chosen_context_length(config.context_length, graph.context_length, str(model))
-        sizes = self._paged_sizes(graph, length, config.max_slots, options)
+        loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank, sliced=False)
+        held = sum(array.nbytes for array in loras.arrays.values())
+        sizes = self._paged_sizes(graph, length, config.max_slots, options, held)
         caches = {name: dataclasses.replace(spec, heads=sizes.block) for name, spec in graph.caches.items()}
         copier, heads = self._copier(config, stream), next(iter(graph.caches.values())).heads
         # The last block takes the padding of captured runs.
@@ -399,6 +401,7 @@ class CudaProvider(NvidiaProvider):
             block_size=sizes.block,
             rows=sizes.rows,
             most_forms=sizes.most_forms,
+            adapters=loras.arrays,
         )
         info = graph.info(
             config,
@@ -411,7 +414,6 @@ class CudaProvider(NvidiaProvider):
             step_tokens=_STEP_TOKENS,
             steps_ahead=int(DRAW in graph.inputs),
         )
-        loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
         runner = PagedRunner(
             paged,
             BlockTables(sizes.blocks, sizes.block, sizes.slots),
@@ -427,9 +429,9 @@ class CudaProvider(NvidiaProvider):
         return runner
 
     def _paged_sizes(
-        self, graph: DecoderGraph, length: int, slots: int, options: Mapping[str, Any]
+        self, graph: DecoderGraph, length: int, slots: int, options: Mapping[str, Any], held: int
     ) -> _PagedSizes:
-        """Return what fits into the free memory: at most whole contexts, and two blocks for each slot.
+        """Return what fits into the free memory beside ``held`` bytes: two blocks or more for each slot.
 
         Raises:
             ProviderRuntimeError: not even two blocks fit.
@@ -441,7 +443,7 @@ class CudaProvider(NvidiaProvider):
         rows = max(slots, Forms(block, each, slots).most_rows if captures else 0)
         free = int(self.free_memory(options) * options["memory_fraction"])
         most_forms = min(_MOST_FORMS, free // 16 // _GRAPH_BYTES) if captures else 0
-        free -= most_forms * _GRAPH_BYTES + result_bytes(graph, rows)  # what is not for KV
+        free -= held + most_forms * _GRAPH_BYTES + result_bytes(graph, rows)  # what is not for KV
         blocks = slots_that_fit(free, block * token_bytes, slots * each + 1, _REMEDY) - 1
         if blocks < 1:
             raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
