@@ -431,7 +431,7 @@ class CudaProvider(NvidiaProvider):
     def _paged_sizes(
         self, graph: DecoderGraph, length: int, slots: int, options: Mapping[str, Any], held: int
     ) -> _PagedSizes:
-        """Return what fits into the free memory beside ``held`` bytes: two blocks or more for each slot.
+        """Return what fits into the free memory beside ``held`` bytes; a slot has a context, or two blocks.
 
         Raises:
             ProviderRuntimeError: not even two blocks fit.
@@ -448,7 +448,7 @@ class CudaProvider(NvidiaProvider):
         if blocks < 1:
             raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
         # The last block of a slot may be partly empty, so with fewer blocks most of them would be kept free.
-        slots = min(slots, -(-blocks // 2))
+        slots = min(slots, max(blocks // each, -(-blocks // 2)))
         forms = Forms(block, each, slots) if captures else None
         return _PagedSizes(block, token_bytes, blocks, slots, rows, forms, most_forms)
 

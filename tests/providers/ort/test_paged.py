@@ -317,3 +317,11 @@ def test_short_memory_has_two_blocks_for_each_slot(
     info = opened(cuda_graphs=False, memory_fraction=1.0).info
     assert info.max_slots < SLOTS
     assert info.kv_tokens >= 16 * info.max_slots - 16
+
+
+def test_memory_for_all_contexts_has_all_slots(model: Path) -> None:
+    """A context of one block needs no second one."""
+    config = RunnerConfig(max_slots=SLOTS, context_length=16, num_threads=1)
+    runner = PagedCudaOnCpu().runner(model, config)
+    assert (runner.info.max_slots, runner.info.kv_tokens) == (SLOTS, None)
+    runner.close()
