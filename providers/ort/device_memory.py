@@ -343,7 +343,7 @@ def slots_that_fit(free: int, slot_bytes: int, wanted: int, remedy: str) -> int:
     slots = min(wanted, free // slot_bytes)
     if slots < 1:
         raise ProviderRuntimeError(
-            f"{max(0, free) / 2**30:.2f} GiB of device memory cannot hold one sequence: its KV takes "
+            f"{free / 2**30:.2f} GiB of device memory cannot hold one sequence: its KV takes "
             f"{slot_bytes / 2**30:.2f} GiB. Lower context_length, quantize the model or its KV cache, "
             f"{remedy}."
         )

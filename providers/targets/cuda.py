@@ -21,11 +21,13 @@ from ...errors import (
     ProviderUnavailableError,
 )
 from ...graph_opt.graph.edit import constant, nodes_of
+from ...graph_opt.graph.graph_facts import initializers
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA, Kernels
 from ...graph_opt.lower.paged_kv import TABLE, block_size
 from ...options import Checked, option
 from ...records import dataclass
+from ...reports import human_bytes
 from ..base import Runner, RunnerConfig
 from ..cuda.kernels import MOST_CANDIDATES, load_kernels, operators_library
 from ..cuda.nccl import load_nccl
@@ -351,6 +353,7 @@ class CudaProvider(NvidiaProvider):
         device = self.device(options["device"])
         lowered = read_model(model)
         inputs = {value.name for value in lowered.graph.inputs}
+        self._check_weights(model, lowered, options)
         if (reason := lowered.metadata_props.get(SLOT_KV)) is not None:
             _log.warning("%s: KV is in slots, not in blocks: %s", model, reason)
         if not inputs & {SEQLENS_K, TABLE}:
@@ -376,6 +379,23 @@ class CudaProvider(NvidiaProvider):
             _log.warning("%s: prompts run one by one, because together they have other logits here", model)
             runner.run_prompts_alone()
         return runner
+
+    def _check_weights(self, model: Path, lowered: ir.Model, options: Mapping[str, Any]) -> None:
+        """Check that the weights fit beside what the device holds, other models among it.
+
+        Raises:
+            ProviderRuntimeError: they do not.
+        """
+        if self.available() is not None:
+            return  # opening the session says why
+        memory, needed = self.device_memory(options), sum(one.nbytes for one in initializers(lowered))
+        if needed > memory.total - memory.used:
+            raise ProviderRuntimeError(
+                f"not enough memory to load {model}: its weights take {human_bytes(needed)}, and "
+                f"{memory.device} has {human_bytes(memory.total - memory.used)} left of "
+                f"{human_bytes(memory.total)}. Close other models, quantize this one, or put layers on the "
+                "CPU (--split cuda,cpu)"
+            )
 
     def _paged_runner(
         self, model: Path, config: RunnerConfig, options: dict[str, Any], device: Device
@@ -441,12 +461,17 @@ class CudaProvider(NvidiaProvider):
         token_bytes = sum(spec.bytes_per_token for spec in specs)
         each, captures = -(-length // block), options["cuda_graphs"]
         rows = max(slots, Forms(block, each, slots).most_rows if captures else 0)
-        free = int(self.free_memory(options) * options["memory_fraction"])
-        most_forms = min(_MOST_FORMS, free // 16 // _GRAPH_BYTES) if captures else 0
-        free -= held + most_forms * _GRAPH_BYTES + result_bytes(graph, rows)  # what is not for KV
-        blocks = slots_that_fit(free, block * token_bytes, slots * each + 1, _REMEDY) - 1
-        if blocks < 1:
-            raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
+        share = int(self.free_memory(options) * options["memory_fraction"])
+        most_forms = min(_MOST_FORMS, share // 16 // _GRAPH_BYTES) if captures else 0
+        rest = held + most_forms * _GRAPH_BYTES + result_bytes(graph, rows)  # what is not for KV
+        if share - rest < 2 * block * token_bytes:
+            raise ProviderRuntimeError(
+                f"the device has no memory for KV: two blocks of {block} tokens take "
+                f"{human_bytes(2 * block * token_bytes)}; memory_fraction allows {human_bytes(share)}, of "
+                f"which captured runs, logits and adapters take {human_bytes(rest)}. Close other models, "
+                f"lower max_slots, quantize the model or its KV cache, {_REMEDY}."
+            )
+        blocks = slots_that_fit(share - rest, block * token_bytes, slots * each + 1, _REMEDY) - 1
         # The last block of a slot may be partly empty, so with fewer blocks most of them would be kept free.
         slots = min(slots, max(blocks // each, -(-blocks // 2)))
         forms = Forms(block, each, slots) if captures else None

@@ -550,6 +550,48 @@ def fraction_of_memory(folder: Path) -> list[list[float]]:
     return shares
 
 
+def two_models(folder: Path, megabytes: str) -> dict[str, Any]:
+    """Let two models share a device that has little memory left for their steps, and a third be opened.
+
+    Args:
+        folder: scratch.
+        megabytes: what the device has beside what both models hold after a short prompt.
+
+    Returns:
+        How requests of both ended, prompts of one token and of many, and the error of the third model.
+    """
+    fields: dict[str, Any] = {"provider": "cuda", "max_slots": SLOTS, "context_length": 1024}
+    options = {"memory_fraction": 0.4}
+    _stub().stub_memory(ctypes.c_size_t(_used(0) + (200 << 20)))
+    llms = [LLM("demo", **fields, provider_options=options) for _ in range(2)]
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    for llm in llms:
+        llm.generate([[1, 2, 3]], params)
+    _stub().stub_memory(ctypes.c_size_t(_used(0) + int(float(megabytes) * (1 << 20))))
+    ended: list[Any] = [None, None]
+
+    def ask(index: int) -> None:
+        texts = [tokens(900, seed).tolist() for seed in range(3)] + [[5]]
+        found = llms[index].generate(texts, params)
+        ended[index] = [[one.outputs[0].finish_reason, str(one.error)] for one in found]
+
+    workers = [threading.Thread(target=ask, args=(index,)) for index in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    full = _logged("full")
+    try:
+        third = str(LLM("demo", **fields))
+    except CarryallError as error:
+        third = f"{type(error).__name__}: {error}"
+    _stub().stub_memory(ctypes.c_size_t(1 << 30))
+    later = [llm.generate([[7]], params)[0].outputs[0].finish_reason for llm in llms]
+    for llm in llms:
+        llm.close()
+    return {"ended": ended, "full": full, "third": third, "later": later}
+
+
 def no_code(folder: Path) -> list[Any]:
     """Return why the provider is not available, and the error of opening a model."""
     model, config = lowered(folder, "llama", "float")

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from paged_attention_stand_in import PagedStandInPass
 
 from carryall.graph_opt.lower.kernels import CUDA
-from carryall.providers.base import Runner, RunnerConfig
+from carryall.providers.base import DeviceMemory, Runner, RunnerConfig
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
 from carryall.providers.ort.device_memory import Device
@@ -115,6 +115,9 @@ class CudaOnCpu(_OnCpu, CudaProvider):
 
     def free_memory(self, options: Mapping[str, Any]) -> int:
         return FREE_MEMORY
+
+    def device_memory(self, options: Mapping[str, Any]) -> DeviceMemory:
+        return DeviceMemory("cpu:0", 0, FREE_MEMORY)
 
     def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
         return 1e12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -303,8 +304,13 @@ def test_too_little_memory_is_an_error(opened: Callable[..., Any], monkeypatch: 
             break
         except ProviderRuntimeError as error:
             said.append(str(error))
-    assert said[0].startswith("0.00 GiB of device memory cannot hold one sequence")
-    assert said[-1].endswith("hold no two KV blocks")
+    assert len(said) > 1
+    parts = (
+        r"the device has no memory for KV: two blocks of 16 tokens take \S+ kB",
+        r"; memory_fraction allows \S+ kB, of which captured runs, logits and adapters take \S+ kB",
+        r"\. Close other models, lower max_slots, .*",
+    )
+    assert all(re.fullmatch("".join(parts), message) for message in said)
     assert (runner.info.max_slots, runner.info.kv_tokens) == (1, 16)
 
 

@@ -106,7 +106,7 @@ def test_their_memory_is_not_for_kv(folder: Path, monkeypatch: pytest.MonkeyPatc
     held = sum(array.nbytes for array in threaded(runner)._loras.arrays.values())
     runner.close()
     monkeypatch.setattr(PagedCudaOnCpu, "free_memory", lambda self, options: held)
-    with pytest.raises(ProviderRuntimeError, match=r"^0.00 GiB of device memory cannot hold one sequence"):
+    with pytest.raises(ProviderRuntimeError, match=r"logits and adapters take"):
         opened(folder, PagedCudaOnCpu(), memory_fraction=1.0, cuda_graphs=False)
     monkeypatch.setattr(PagedCudaOnCpu, "free_memory", lambda self, options: held + (1 << 20))
     opened(folder, PagedCudaOnCpu(), memory_fraction=1.0, cuda_graphs=False).close()

@@ -238,6 +238,27 @@ def test_kv_in_blocks_takes_the_share_of_memory_that_it_may() -> None:
     assert outcome.illegal() == []
 
 
+@pytest.mark.parametrize("megabytes", ["64", "2", "0.5"])
+def test_two_models_on_a_device_wait_for_its_memory_and_a_third_is_refused(megabytes: str) -> None:
+    """Runs that are short of memory go on in smaller parts, whichever model holds it."""
+    outcome = cuda_stub.run("two_models", megabytes)
+    found = outcome.result
+    assert found["ended"] == [[["length", "None"]] * 4] * 2
+    assert (found["full"] > 0) is (megabytes != "64")
+    assert found["later"] == ["length"] * 2
+    kind, _, message = found["third"].partition(": ")
+    assert kind == "ProviderRuntimeError"
+    assert any(re.fullmatch(text, message) for text in REFUSALS), message
+    assert outcome.illegal() == []
+
+
+REFUSALS = [
+    r"the device has no memory for KV: two blocks of 256 tokens take 2\.1 MB; memory_fraction allows .*, of "
+    r"which captured runs, logits and adapters take .*B\. Close other models, .*",
+    r"not enough memory to load \S+: its weights take 14\.8 MB, and cuda:0 has .*B left of .*B\. Close .*",
+]
+
+
 def test_paged_runs_beyond_the_most_forms_are_not_captured() -> None:
     """onnxruntime 1.31 frees nothing that it captured before the session ends."""
     outcome = cuda_stub.run("few_forms")
