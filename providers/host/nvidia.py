@@ -201,6 +201,10 @@ def compute_capability(index: int) -> tuple[int, int]:
     Raises:
         ProviderUnavailableError: there is no such device.
     """
+    count = device_count()
+    if index >= count:
+        known = f"this process may use devices 0 to {count - 1}" if count > 1 else "there is only device 0"
+        raise ProviderUnavailableError(f"there is no CUDA device {index}; {known} (CUDA_VISIBLE_DEVICES)")
     major, minor = (_attribute(index, attribute) for attribute in _CAPABILITY)
     return major, minor
 
