@@ -257,6 +257,7 @@ class CudaProvider(NvidiaProvider):
             self.enter(index)
             opened = partial(self._small_session, index, kernels="onnxruntime")
             facts = {"device": self.device_facts(index), "check": check.identity}
+            failures: tuple[type[BaseException], ...] = (ProviderError, GraphError, *ort.runtime_errors())
             try:
                 self._paged_complaints[key] = stored_verdict(
                     facts, lambda: check.complaint(opened, self.device(index))

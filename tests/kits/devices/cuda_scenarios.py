@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import placement
 from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.cuda.paged_agreement import PagedAgreement
 from carryall.providers.host import libraries, nvidia, selftest_checks
+from carryall.providers.host.nvidia_provider import NvidiaProvider
 from carryall.providers.ort import ort
 from carryall.providers.targets import cpu, cuda
 from carryall.providers.targets.cuda import CudaProvider, uncapturable
@@ -495,16 +497,16 @@ def default_memory(folder: Path) -> dict[str, Any]:
     The first one has heads of 64, the last one of 320.
     """
     checks, said, found = list[str](), list[str](), list[list[str]]()
-    patched = cuda.PagedAgreement.complaint
+    patched = PagedAgreement.complaint
 
-    def counted(check: Any, *rest: Any) -> str | None:
+    def counted(check: PagedAgreement, open_session: Any, device: Any) -> str | None:
         checks.append(check.compute)
-        return patched(check, *rest)
+        return patched(check, open_session, device)
 
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("carryall").addHandler(handler)
-    cuda.PagedAgreement.complaint = counted  # type: ignore[method-assign]
+    PagedAgreement.complaint = counted  # type: ignore[method-assign]
     sizes: dict[str, Any] = {"max_position_embeddings": CONTEXT, "num_hidden_layers": 2}
     for name, head in (("small", 64), ("wide", 320)):
         write_tiny("llama", folder / name, head_dim=head, **sizes)
@@ -532,7 +534,7 @@ def fraction_of_memory(folder: Path) -> list[list[float]]:
     """
     shares, free_memory, seen = list[list[float]](), CudaProvider.free_memory, list[int]()
 
-    def spied(provider: CudaProvider, options: Any) -> int:
+    def spied(provider: NvidiaProvider, options: Mapping[str, Any]) -> int:
         seen.append(free_memory(provider, options))
         return seen[-1]
 
