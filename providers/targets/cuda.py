@@ -262,11 +262,7 @@ class CudaProvider(NvidiaProvider):
                 self._paged_complaints[key] = stored_verdict(
                     facts, lambda: check.complaint(opened, self.device(index))
                 )
-            except (
-                ProviderError,
-                GraphError,
-                *ort.runtime_errors(),
-            ) as error:  # not stored
+            except failures as error:  # not stored
                 self._paged_complaints[key] = ort.one_line(error)
         return self._paged_complaints[key]
 
