@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# A worker runs files in their order, so that what a file prepares is not prepared in both.
-PYTEST_ARGS ?= -n 2 --dist worksteal
+# A worker runs files in their order, so that what a file prepares is not prepared in both. Of the long
+# tests each commit runs one in eight, others than the commit before; without the option all run.
+PYTEST_ARGS ?= -n 2 --dist worksteal --long-tests 8
 ANYWHERE_ARGS ?=
 KIT_ARGS ?=
 KERNELS := $(wildcard providers/native/sources/*)
@@ -15,7 +16,7 @@ help:
 	@echo "make demo    take the embedded model from checkpoint to text, in seconds"
 	@echo "make test    run the tests"
 	@echo "make anywhere  run some tests under twelve conditions of other machines"
-	@echo "make check   lint, types, docs and the tests under a second each: while you work, 3 minutes"
+	@echo "make check   lint, types, docs and the tests under a second each: while you work"
 	@echo "make docs    build the documentation into site/, links checked"
 	@echo "make lint    check style        make format  apply it"
 	@echo "make types   check types        make wheel   build sdist and wheel into dist/"

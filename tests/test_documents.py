@@ -99,6 +99,7 @@ def test_every_block_is_run_or_listed() -> None:
         assert (documents.ROOT / place).is_file(), place
 
 
+@pytest.mark.long
 def test_every_module_that_a_page_names_exists() -> None:
     paths = [path.as_posix() for path in documents.ROOT.rglob("*.py") if ".venv" not in path.parts]
     invented = {"my_passes.py", "calc.py"}  # of examples

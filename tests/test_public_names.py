@@ -37,6 +37,7 @@ def module_names() -> list[str]:
     return [name for name in names if "_pb2" not in name and not name.endswith("__main__")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", module_names())
 def test_all_is_true_wherever_it_stands(name: str) -> None:
     if name == "carryall.runtime.cluster.router":

@@ -179,6 +179,7 @@ CONTRACT = (
 )
 
 
+@pytest.mark.long
 def test_names_of_the_contract_are_spelled_once() -> None:
     """Counts string literals in code, not docstrings or sentences."""
     found = [
@@ -192,6 +193,7 @@ def test_names_of_the_contract_are_spelled_once() -> None:
     assert found == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folder", PURE)
 def test_no_tensor_runtime_is_imported_where_none_is_needed(folder: str) -> None:
     wrong = {

@@ -63,6 +63,7 @@ def imported(*names: str) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_no_code_of_a_model_can_run() -> None:
     assert calls("eval") == calls("exec") == []
     own_process = {"providers/runners/runner_process.py"}  # exchanges objects with its own child process
@@ -92,6 +93,7 @@ def test_onnxruntime_sends_and_keeps_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
+@pytest.mark.long
 def test_nothing_is_sent_unless_configured() -> None:
     """Only named files may import a library that opens connections to others."""
     clients = ("requests", "httpx", "aiohttp", "urllib3", "http", "ftplib", "smtplib", "telnetlib")

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ..passes.base import GraphPass
 
 if TYPE_CHECKING:
+    from ...storage.cache import CachedParts
     from .algorithms.blockwise import BlockFormat, Floats, Quantizer
     from .formats.weight_only import Promote, WeightFormats
     from .recipe import QuantizationRecipe
@@ -50,6 +51,9 @@ class Measurements(Protocol):
 
         The weights that ``promote`` selects get 8 bits.
         """
+
+    def kept(self, algorithm: str, forms: WeightFormats) -> CachedParts | None:
+        """Return where an algorithm that needs no text keeps what it makes, until the graph is written."""
 
     def smoothing(self, *, norms: bool = True) -> dict[str, Floats]:
         """Return the SmoothQuant divisors of channels by value, with or without those of norms' outputs."""

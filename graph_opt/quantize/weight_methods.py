@@ -100,14 +100,16 @@ class WeightOnlyMethod(Method):
             layers = self.measurements(measured).layers(algorithm, forms, promote)
             forms, calibrated, promote = layers.forms, layers.result, None  # those that were calibrated
             before += [SmoothQuantPass(layers.factors)] if layers.factors else []
+        plain = algorithm if algorithm in UNCALIBRATED else "rtn"
         quantizer = WeightOnlyQuantizationPass(
             forms.form,
             embedding=forms.embedding,
             overrides=forms.overrides,
             float_embedding=forms.float_embedding,
-            quantizer=_quantizer(algorithm if algorithm in UNCALIBRATED else "rtn", measured),
+            quantizer=_quantizer(plain, measured),
             calibrated=calibrated,
             promote=promote,
+            kept=None if measured is None else measured.kept(plain, forms),
         )
         return [*before, quantizer], record
 

@@ -59,7 +59,7 @@ def build_export(
     def change(graph: ExportedGraph) -> ExportedGraph:
         left = None
         if recipe is not None:
-            graph, left = _quantized(graph, source, recipe, content, scratch, measuring, progress)
+            graph, left = _quantized(graph, source, recipe, content, scratch, measuring, progress, keeps=True)
         exported.append((graph, left))
         return graph
 
@@ -84,15 +84,19 @@ def _quantized(
     scratch: Path,
     measuring: ExitStack,
     progress: Progress | None,
+    *,
+    keeps: bool = False,
 ) -> tuple[ExportedGraph, LeftFloat]:
     """Quantize the graph of a checkpoint; return it with its record, and what stayed float.
 
-    It can be written until ``measuring`` ends.
+    It can be written until ``measuring`` ends; with ``keeps``, see ``FloatModel``, it is.
     """
     check_float(source, graph.quantization)
     length = context_lengths(read_config(graph.folder))[1]
     facts = FloatSource(name=str(source), folder=graph.folder, context_length=length, key=lambda: content)
-    measured = measuring.enter_context(float_model(facts, graph.model, recipe, scratch, progress))
+    measured = measuring.enter_context(
+        float_model(facts, graph.model, recipe, scratch, progress, keeps=keeps)
+    )
     done = quantize_graph(graph.model, measured, recipe)
     passes = (*graph.passes, *map(pass_name, done.passes))
     head = None if graph.head is None else quantized_head(graph.head, recipe, graph.folder)
@@ -177,7 +181,10 @@ def build_quantized(
         path=package.model_path,
     )
     model = load_model(package.model_path)
-    with scratch_folder() as scratch, float_model(facts, model, recipe, scratch, progress) as measured:
+    with (
+        scratch_folder() as scratch,
+        float_model(facts, model, recipe, scratch, progress, keeps=True) as measured,
+    ):
         done = quantize_graph(model, measured, recipe)
         names = tuple(map(pass_name, done.passes))
         write_graph(done.model, package.path, out, passes=names, quantization=done.record, progress=progress)

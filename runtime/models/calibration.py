@@ -19,6 +19,7 @@ MOST_TEXT = 256 << 20  # bytes of a text to calibrate on or to predict
 
 Tokens = npt.NDArray[np.int64]
 WINDOW, MAX_TOKENS = 512, 8192
+_SHORT_WINDOW = 128  # where fewer tokens are wanted
 _TEXT_KEYS = ("text", "prompt")
 
 
@@ -31,6 +32,9 @@ def calibration_windows(
 ) -> list[Tokens]:
     """Return the tokens of a calibration text in windows [n], at most 512 tokens each.
 
+    They are the first 8,192 or more. Fewer are short windows spread over these, so that they have a part of
+    everything in a mixed text.
+
     Each window begins as a text does, for example with the token that begins a sequence: models that were
     trained with it, such as Gemma 3, have other activations and predictions without.
 
@@ -39,26 +43,37 @@ def calibration_windows(
         path: plain text; or, if it ends in .jsonl, one sample per line: a string, or an object with ``text``
             or ``prompt``. None takes a built-in text of Python and English.
         context_length: maximum length of a window.
-        max_tokens: maximum number of tokens read.
+        max_tokens: maximum number of tokens.
 
     Raises:
         UsageError: the file is empty or not text, or a line has another format.
     """
     source = path or CALIBRATION_TEXT
-    beginning = tokenizer.beginning
-    window = max(1, min(WINDOW, context_length) - len(beginning))
+    beginning, most = tokenizer.beginning, max(max_tokens, MAX_TOKENS)
+    length = WINDOW if max_tokens == most else _SHORT_WINDOW
+    window = max(1, min(length, context_length, max_tokens) - len(beginning))
     windows: list[Tokens] = []
     count = 0
     for sample in _samples(source):
-        tokens = tokenizer.encode(sample, add_special_tokens=False)[: max_tokens - count]
+        tokens = tokenizer.encode(sample, add_special_tokens=False)[: most - count]
         parts = [beginning + tokens[start : start + window] for start in range(0, len(tokens), window)]
         windows += [np.array(part, np.int64) for part in parts]
         count += len(tokens)
-        if count >= max_tokens:
+        if count >= most:
             break
     if not count:
         raise UsageError(f"calibration text {source} is empty; at least {MIN_TOKENS} tokens are needed")
-    return windows
+    return windows if count <= max_tokens else _spread(windows, max_tokens)
+
+
+def _spread(windows: list[Tokens], max_tokens: int) -> list[Tokens]:
+    """Return evenly spaced windows of at most so many tokens together, and of the first one at least."""
+    sizes = sum(map(len, windows))
+    number = max(1, len(windows) * max_tokens // sizes)
+    chosen = [windows[index * len(windows) // number] for index in range(number)]
+    while len(chosen) > 1 and sum(map(len, chosen)) > max_tokens:
+        chosen.pop()
+    return chosen
 
 
 def _samples(path: Path) -> Iterator[str]:

@@ -27,6 +27,7 @@ from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
 from ...graph_opt.quantize.formats.weight_only import Promote, WeightFormats
+from ...graph_opt.quantize.left_float import float_matrices
 from ...graph_opt.quantize.search.budget import FormatPlan, choices, promote, spend_bits, spend_divergence
 from ...graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ...graph_opt.quantize.search.half_range import largest_magnitudes, too_large
@@ -42,6 +43,7 @@ from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
 from .calibration import MAX_TOKENS, calibration_windows
 
+_LARGE = 8e9  # bytes of weights, from which calibration takes long: it reads half as many tokens
 _PLAN_WINDOWS, _PLAN_WINDOW = 2, 192  # windows, and tokens of each, that measure the sensitivity of weights
 
 
@@ -77,6 +79,8 @@ class FloatModel:
         scratch: an empty folder, which must exist as long as the results are used.
         tokens: number of tokens of the text to read; None takes the default of the method.
         progress: called for every window and layer, in the phases ``calibrate`` and ``measure``.
+        keeps: whether weights that are rounded without a text are stored, too: the graph is written within
+            the context, and rounding takes longer than storing.
         stored: gets the stored results of layers.
     """
 
@@ -89,6 +93,7 @@ class FloatModel:
         *,
         tokens: int | None = None,
         progress: Progress | None = None,
+        keeps: bool = False,
         stored: list[CachedParts] | None = None,
     ) -> None:
         self._source = source
@@ -97,6 +102,7 @@ class FloatModel:
         self._scratch = scratch
         self._tokens = tokens
         self._progress = progress
+        self._keeps = keeps
         self._stored: list[CachedParts] = [] if stored is None else stored
 
     def __enter__(self) -> Self:
@@ -138,6 +144,7 @@ class FloatModel:
             scratch,
             tokens=self._tokens,
             progress=self._progress,
+            keeps=self._keeps,
             stored=self._stored,
         )
 
@@ -165,18 +172,22 @@ class FloatModel:
         if promote is not None:
             forms = forms.promoting(promote(self._model.graph))
         facts = {"algorithm": algorithm, "forms": repr(forms), **self._facts("layers")}
-        stages = CachedParts("layers", facts)
-        self._stored.append(stages)
         return quantize_layers(
             self._model,
             CALIBRATED[algorithm],
             forms,
             self._windows,
-            stages,
+            self._parts(facts),
             context_length=self._context_length,
             arithmetic=native_arithmetic(),
             progress=phase(self._progress, "calibrate"),
         )
+
+    def kept(self, algorithm: str, forms: WeightFormats) -> CachedParts | None:
+        if not self._keeps:
+            return None
+        facts = {"what": "weights", "model": self._source.key()}
+        return self._parts({"algorithm": algorithm, "forms": repr(forms), **facts})
 
     def smoothing(self, *, norms: bool = True) -> dict[str, Floats]:
         """Measure the SmoothQuant factors of the channels in front of layers.
@@ -246,6 +257,11 @@ class FloatModel:
         vetoed = found(rounding)
         return vetoed, found(float_inputs, form=form, only=vetoed)
 
+    def _parts(self, facts: Mapping[str, Any]) -> CachedParts:
+        parts = CachedParts("layers", facts)
+        self._stored.append(parts)
+        return parts
+
     def _weight_inputs(self, forms: WeightFormats) -> WeightInputs:
         step = max(1, len(self._windows) // _PLAN_WINDOWS)
         windows = [window[:_PLAN_WINDOW] for window in self._windows[::step][:_PLAN_WINDOWS]]
@@ -286,7 +302,8 @@ class FloatModel:
 
     @cached_property
     def _windows(self) -> list[Tokens]:
-        return self._read(self._tokens or MAX_TOKENS)
+        large = sum(float_matrices(self._model).values()) > _LARGE
+        return self._read(self._tokens or (MAX_TOKENS // 2 if large else MAX_TOKENS))
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

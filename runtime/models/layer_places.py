@@ -23,7 +23,7 @@ from .split import is_split, name_and_device, with_device
 
 _log = logging.getLogger(__name__)
 
-_NAMES = re.compile(r"\s*\w+(:[\w.]+)?\s*(,\s*\w+(:[\w.]+)?\s*)+")
+_NAME = re.compile(r"\w+(:[\w.]+)?")
 _SHARE = 0.9  # of the free memory, where a provider has no option for it
 _BLOCK = 256  # positions of the largest blocks of KV on a device; a further one is for padding
 _FLOAT_BITS = 32  # of KV in a portable graph
@@ -91,7 +91,8 @@ class PlacedLayers:
 
 def names_places(provider: str) -> bool:
     """Whether the value of ``provider`` names places without their layers: ``cuda,cpu``."""
-    return _NAMES.fullmatch(provider) is not None
+    names = provider.split(",")
+    return len(names) > 1 and all(_NAME.fullmatch(name.strip()) for name in names)
 
 
 def candidate(files: SourceModel, provider: Provider, config: RunnerConfig) -> str:

@@ -43,10 +43,13 @@ def float_model(
     recipe: QuantizationRecipe,
     scratch: Path,
     progress: Progress | None,
+    *,
+    keeps: bool = False,
 ) -> FloatModel:
     """Return a model that can be measured on the recipe's calibration text; see ``FloatModel``."""
     text = None if recipe.calibration is None else Path(recipe.calibration)
-    return FloatModel(source, model, text, scratch, tokens=recipe.calibration_tokens, progress=progress)
+    tokens = recipe.calibration_tokens
+    return FloatModel(source, model, text, scratch, tokens=tokens, progress=progress, keeps=keeps)
 
 
 def quantize_graph(model: ir.Model, measured: FloatModel, recipe: QuantizationRecipe) -> QuantizedGraph:

@@ -151,7 +151,10 @@ def quantize(
     graph = _with_blocks(graph, source)
     before = _weight_bytes(graph)
     facts = float_source(source, graph)
-    with scratch_folder() as scratch, float_model(facts, graph, recipe, scratch, progress) as measured:
+    with (
+        scratch_folder() as scratch,
+        float_model(facts, graph, recipe, scratch, progress, keeps=True) as measured,
+    ):
         done = quantize_graph(graph, measured, recipe)
         earlier = (package.record.quantization if package is not None else None) or {}
         record = {**earlier, **done.record}

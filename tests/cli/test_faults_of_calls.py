@@ -173,6 +173,7 @@ def attempt(row: Row, skip: int, sandbox: Path, expected: dict[str, bytes]) -> i
     return fault.seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_fault_of_a_call(command: str, sandbox: Path, undisturbed: dict[str, bytes]) -> None:
     rng = random.Random(command)

@@ -267,6 +267,7 @@ def test_any_fault_of_a_writer_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/fd")
 @pytest.mark.parametrize("skip", [0, 2])
 def test_files_that_cannot_be_written_are_closed(

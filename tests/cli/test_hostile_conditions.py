@@ -249,6 +249,7 @@ FEW = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("verb", "name"), FEW)
 def test_a_few_conditions(verb: str, name: str, server: ForkServer, sandbox: Path) -> None:
     check(server, sandbox, verb, name)

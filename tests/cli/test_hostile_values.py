@@ -224,6 +224,7 @@ def test_arguments_that_are_too_many_or_unknown(verb: str, sandbox: Path) -> Non
             assert check(sandbox, (*ROWS[verb].arguments, *extra)) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", [verb for verb in ROWS if ROWS[verb].works])
 def test_the_rows_themselves_work(verb: str, sandbox: Path) -> None:
     if verb == "cache clear":

@@ -116,6 +116,7 @@ def normalised(config: dict[str, object]) -> str:
         return "refused"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model_type", FIELDS)
 def test_every_field_is_read_known_or_refused(model_type: str) -> None:
     """The fields are those that transformers' model of the family reads as it runs, with their defaults."""

@@ -62,6 +62,7 @@ def check_config(data: st.DataObject, source: Path) -> None:
         path.write_text(original)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::carryall.exporter.weights.WeightWarning")
 @pytest.mark.parametrize("family", CONFIGS)
 @given(data=st.data())

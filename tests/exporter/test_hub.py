@@ -39,6 +39,7 @@ def download_elsewhere(hub_id: str, endpoint: str, home: Path) -> subprocess.Com
     )
 
 
+@pytest.mark.long
 def test_a_hub_id_becomes_a_checkpoint_folder(endpoint: str, tmp_path: Path) -> None:
     finished = download_elsewhere("org/tiny", endpoint, tmp_path / "home")
     assert finished.returncode == 0, finished.stderr
@@ -48,6 +49,7 @@ def test_a_hub_id_becomes_a_checkpoint_folder(endpoint: str, tmp_path: Path) -> 
     assert not any("consolidated" in path for path in StandIn.requested)
 
 
+@pytest.mark.long
 def test_a_part_of_a_repository_is_downloaded_and_found_again_without_the_hub(
     endpoint: str, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_an_undecided_choice_lists_the_models(names: list[str], part: str | None
         hub.choose(dict.fromkeys(names), part, "org/x" + (f":{part}" if part else ""))
 
 
+@pytest.mark.long
 def test_an_unknown_model_is_named(endpoint: str, tmp_path: Path) -> None:
     finished = download_elsewhere("org/absent@v2", endpoint, tmp_path / "home")
     assert finished.returncode == 1

@@ -13,6 +13,7 @@ from carryall.errors import CarryallError, ProviderRuntimeError, UsageError
 from carryall.providers.base import Provider, Row, Runner
 
 
+@pytest.mark.long
 def test_info_describes_the_model(open_runner: Callable[..., Runner]) -> None:
     info = open_runner().info
     assert (info.vocab_size, info.context_length, info.max_slots) == (VOCAB, CONTEXT, SLOTS)
@@ -33,6 +34,7 @@ def test_kv_takes_memory_until_it_is_released(open_runner: Callable[..., Runner]
     assert runner.kv_bytes == empty
 
 
+@pytest.mark.long
 def test_chunked_equals_whole(open_runner: Callable[..., Runner]) -> None:
     runner, tokens = open_runner(), sequence(13, 0)
     expected = whole(runner, tokens)
@@ -41,6 +43,7 @@ def test_chunked_equals_whole(open_runner: Callable[..., Runner]) -> None:
     close_to(runner.forward([Row(1, tokens[12:], 12)])[0], expected[12:])
 
 
+@pytest.mark.long
 def test_batched_equals_single(open_runner: Callable[..., Runner]) -> None:
     runner = open_runner()
     texts = [sequence(length, length) for length in (4, 9, 2, 20)]
@@ -51,6 +54,7 @@ def test_batched_equals_single(open_runner: Callable[..., Runner]) -> None:
         close_to(logits, alone[-1:])
 
 
+@pytest.mark.long
 def test_prompts_and_decode_share_a_step(open_runner: Callable[..., Runner]) -> None:
     runner, text, prompt = open_runner(), sequence(8, 1), sequence(11, 2)
     expected, prompted = whole(runner, text), whole(runner, prompt)
@@ -79,6 +83,7 @@ def test_rows_of_several_tokens_on_caches_give_all_their_logits_and_can_be_taken
         close_to(logits, alone[5:])
 
 
+@pytest.mark.long
 def test_a_prefix_can_be_copied(open_runner: Callable[..., Runner]) -> None:
     runner, tokens = open_runner(), sequence(10, 3)
     expected = whole(runner, tokens)
@@ -87,6 +92,7 @@ def test_a_prefix_can_be_copied(open_runner: Callable[..., Runner]) -> None:
     close_to(runner.forward([Row(2, tokens[6:], 6, num_logits=4)])[0], expected[6:])
 
 
+@pytest.mark.long
 def test_the_context_can_be_filled(open_runner: Callable[..., Runner]) -> None:
     runner, tokens = open_runner(), sequence(CONTEXT, 4)
     expected = whole(runner, tokens)

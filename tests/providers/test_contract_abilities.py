@@ -137,6 +137,7 @@ def continued_elsewhere(runner: Runner, tokens: Tokens) -> Logits:
     return runner.forward([Row(3, tokens[526:], 526, 74)])[0]
 
 
+@pytest.mark.long
 def test_kv_that_stays_after_eviction_is_unchanged(open_runner: Open) -> None:
     """Without rows to evict nothing changes; otherwise the slot shrinks and can be moved as a whole."""
     runner, tokens = open_runner(context_length=160), np.resize(sequence(CONTEXT, 8), 150)
@@ -158,6 +159,7 @@ def test_kv_that_stays_after_eviction_is_unchanged(open_runner: Open) -> None:
     close_to(left, right)
 
 
+@pytest.mark.long
 def test_evicted_kv_is_never_cut_back(open_runner: Open) -> None:
     runner, tokens = open_runner(), sequence(52, 9)
     if not runner.info.evicts_kv:

@@ -90,6 +90,7 @@ def test_a_kernel_that_refuses_a_memory_policy_is_named(
     ]
 
 
+@pytest.mark.long
 def test_a_rank_runs_on_the_processors_of_its_node() -> None:
     cpu = max(os.sched_getaffinity(0))
     process = RunnerProcess()

@@ -16,6 +16,7 @@ def answer_of(result: dict[str, Any]) -> str:
     return str(result["response"]["body"]["choices"][0]["text"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "source",
     [

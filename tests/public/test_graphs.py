@@ -413,6 +413,7 @@ def check(expected: list[Array], results: list[Array]) -> None:
         np.testing.assert_allclose(result, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @each
 def test_a_session_computes_the_graph_as_written(report: Report) -> None:
     model = report.model()
@@ -420,6 +421,7 @@ def test_a_session_computes_the_graph_as_written(report: Report) -> None:
     check(right_results(report, inputs), InferenceSession(model, providers=["cpu"]).run(None, inputs))
 
 
+@pytest.mark.long
 @each
 def test_passes_keep_the_interface_and_the_results(report: Report) -> None:
     model = report.model()

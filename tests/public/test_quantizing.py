@@ -55,6 +55,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["uint8", "int8", "dynamic"])
 @pytest.mark.parametrize(("source", "text", "weights"), CASES, ids=[case[0] for case in CASES])
 def test_int8_is_near_the_floats(source: str, text: str, weights: dict[str, Array], method: str) -> None:

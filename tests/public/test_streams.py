@@ -79,6 +79,7 @@ def test_usage_comes_where_it_is_asked_for_and_counts_what_was_sent(source: str)
     with_service(check)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "source",
     [

@@ -164,6 +164,7 @@ TYPED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("source", "calls_style", "text", "expected"),

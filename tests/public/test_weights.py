@@ -52,6 +52,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "settings", "quantize"),
     [

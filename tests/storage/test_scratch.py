@@ -126,6 +126,7 @@ print(line)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 def test_a_kill_at_any_line_leaves_nothing_after_the_next_sweep(place: Path) -> None:
     """The process dies before line N of the module, for all N, while it makes, fills and deletes folders."""

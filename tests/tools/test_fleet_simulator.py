@@ -36,6 +36,7 @@ def test_a_request_takes_what_its_steps_cost(simulator: ModuleType) -> None:
     assert ask.times == pytest.approx([0.11, 0.122, 0.134, 0.146, 0.158])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streams", [1, 4])
 def test_streams_that_return_at_once_do_not_double_a_service(simulator: ModuleType, streams: int) -> None:
     """No more tokens a second than all rows of every step allow."""
@@ -80,6 +81,7 @@ def test_facts_of_rows_count_the_keys_that_each_token_attends_to(simulator: Modu
     assert simulator.Facts.of([(1, 9), (3, 4)]) == (1, 1, 3, 10 + 5 + 6 + 7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("run", "ratios"),
     [("one_service", [0.95, 1.02, 1.13]), ("one_service_short_prompts", [1.03, 1.06, 0.96, 0.88])],

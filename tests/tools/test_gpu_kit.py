@@ -106,6 +106,7 @@ def test_rows_that_the_default_loses_are_named(tmp_path: Path) -> None:
     assert said in kit.table().splitlines()
 
 
+@pytest.mark.long
 def test_a_section_that_hangs_or_fails_costs_the_others_nothing(tmp_path: Path) -> None:
     kit = module("kit")
     kit.OUT = tmp_path

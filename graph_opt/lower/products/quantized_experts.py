@@ -1,4 +1,4 @@
-"""Lower a mixture of experts on blocked weights to carryall's own kernels.
+"""Lower a mixture of experts on blocked weights, or on weights of 16 bits, to carryall's own kernels.
 
     QuantizedExperts(x, scores, tiles of gate and up, tiles of down, biases, chosen)
 
@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from ....contract import EXPERT_STACKS, EXPERTS_DOMAIN
 from ....errors import GraphError
+from ....records import dataclass
 from ....storage.stored_tensor import StoredStack
 from ...experts.mixture import Activation, Expert, Linear, Mixture, find_mixture
 from ...graph.edit import (
@@ -27,21 +28,40 @@ from ...graph.edit import (
     text_attribute,
     weight,
 )
-from ...graph.lazy import STORED, Array, SlabTensor, concat_last, lazy, shape_of
+from ...graph.lazy import STORED, Array, SlabTensor, concat_last, halves_of, lazy, shape_of
 from ...passes.base import GraphPass
 from ..kernels import TilePacker
 from .blocked_weight import BlockedWeight
+from .half_products import OFFSETS, float_tiles
 from .moe import replace_result
-from .quantized_linear import DOMAIN, stored_attributes, tiled_weight, weight_tiles
+from .quantized_linear import DOMAIN, form_attributes, stored_attributes, tiled_weight, weight_tiles
 from .stored_tiles import FORMS, stacked_tiles
 from .tiles import BLOCKS, COLUMNS, LAYOUT
 
-_Found = tuple[BlockedWeight, ir.TensorProtocol | None]
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "relu2": 2}  # of the operator
 
 
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A weight of an expert as the kernels read it.
+
+    Args:
+        tiles: uint8 [tiles, bytes].
+        form: ``form_attributes``.
+        inputs: of the product.
+        outputs: of the product.
+        name: of the weight.
+    """
+
+    tiles: ir.LazyTensor | SlabTensor
+    form: Mapping[str, int]
+    inputs: int
+    outputs: int
+    name: str
+
+
 class QuantizedExpertsPass(GraphPass):
-    """Lower every mixture whose experts have blocked weights, of one form into them and of one out of them.
+    """Lower every mixture whose experts have weights of one form into them and of one out of them.
 
     Args:
         stored: writes weights of GGUF files as tiles of the same size; None takes their levels and scales.
@@ -74,64 +94,78 @@ class QuantizedExpertsPass(GraphPass):
 
 def _misfit(mixture: Mixture, stored: TilePacker | None) -> str | None:
     """Return why the kernels cannot compute a mixture, None if they can."""
-    layers = [layer for expert in mixture.experts for layer in expert.layers]
-    weights = [tiled_weight(layer.weight) for layer in layers]
-    blocked = [(expert, minima) for expert, minima in weights if isinstance(expert, BlockedWeight)]
-    if len(blocked) < len(weights):
-        return "the weights of some experts are float, or have a type without a kernel"
-    for expert, _ in blocked:
-        if expert.block_size not in BLOCKS or expert.axis != 0 or expert.scales.dtype != ir.DataType.FLOAT:
-            scales = expert.scales.dtype.name
-            return (
-                f"the kernels have no blocks of {expert.block_size} on axis {expert.axis} "
-                f"with scales of {scales}"
-            )
-    entering = [_blocked(expert.entering) for expert in mixture.experts]
-    for pairs in _joined(entering), _blocked([expert.down for expert in mixture.experts]):
-        if len({tuple(_tiles(pair, stored)[1].items()) for pair in pairs}) > 1:
+    entering, leaving = (
+        [_weight(layer, stored) for layers in ends for layer in layers]
+        for ends in zip(*map(_ends, mixture.experts), strict=True)
+    )
+    for found in entering, leaving:
+        reasons = [each for each in found if isinstance(each, str)]
+        if reasons:
+            return reasons[0]
+        if len({tuple(each.form.items()) for each in found if isinstance(each, _Weight)}) > 1:
             return "the experts' weights differ in bits, block size or zero points"
     if len({(expert.activation, expert.up is None) for expert in mixture.experts}) > 1:
         return "the experts do not have one activation"
-    if len({expert.outputs for expert, _ in _joined(entering)}) > 1:
+    if len({each.outputs for each in entering if isinstance(each, _Weight)}) > 1:
         return "the experts differ in size"
     if any(value.dtype not in (None, ir.DataType.FLOAT) for value in (mixture.tokens, mixture.weights)):
         return "its tokens or routing weights are not float32"
     return None
 
 
-def _blocked(layers: Sequence[Linear]) -> list[_Found]:
-    """Return the weight of each layer."""
-    found = [tiled_weight(layer.weight) for layer in layers]
-    return [(one, minima) for one, minima in found if isinstance(one, BlockedWeight)]
+def _weight(layer: Linear, stored: TilePacker | None) -> _Weight | str:
+    """Return the weight of a layer, or why the kernels do not read it."""
+    blocked, minima = tiled_weight(layer.weight)
+    if isinstance(blocked, BlockedWeight):
+        if blocked.block_size not in BLOCKS or blocked.axis != 0 or blocked.scales.dtype != ir.DataType.FLOAT:
+            return (
+                f"the kernels have no blocks of {blocked.block_size} on axis {blocked.axis} "
+                f"with scales of {blocked.scales.dtype.name}"
+            )
+        tiles, form = weight_tiles(blocked, minima, stored, grouped=False)
+        return _Weight(tiles, form, blocked.inputs, blocked.outputs, blocked.stem)
+    halves = halves_of(tensor) if (tensor := weight(layer.weight)) is not None else None
+    if tensor is None or halves is None:
+        return "the weights of some experts are float32, or have a type without a kernel"
+    inputs, outputs = shape_of(tensor)
+    packed = float_tiles(halves.read, 16, inputs, outputs, by_output=False)
+    return _Weight(
+        packed, form_attributes(16, 1, 0, OFFSETS[halves.kind]), inputs, outputs, str(layer.weight.name)
+    )
 
 
-def _joined(experts: Sequence[Sequence[_Found]]) -> list[_Found]:
-    return [pair for pairs in experts for pair in pairs]
-
-
-def _tiles(pair: _Found, stored: TilePacker | None) -> tuple[ir.LazyTensor, dict[str, int]]:
-    return weight_tiles(*pair, stored, grouped=False)
+def _weights(layers: Sequence[Linear], stored: TilePacker | None) -> list[_Weight]:
+    """Return the weights of the layers of a mixture that fits."""
+    return [found for layer in layers if isinstance(found := _weight(layer, stored), _Weight)]
 
 
 def _lower(graph: ir.Graph, mixture: Mixture, stored: TilePacker | None) -> None:
     experts = mixture.experts
-    gates, downs = ([_blocked(layers) for layers in ends] for ends in zip(*map(_ends, experts), strict=True))
-    (first, _), (last, _) = gates[0][0], downs[0][0]
+    gates, downs = (
+        [_weights(layers, stored) for layers in ends] for ends in zip(*map(_ends, experts), strict=True)
+    )
+    first, last = gates[0][0], downs[0][0]
     attributes = _attributes(
         (len(experts), first.outputs, first.inputs),
         (mixture.per_token, mixture.router is not None and mixture.router.normalize),
-        (_tiles(gates[0][0], stored)[1], _tiles(downs[0][0], stored)[1]),
+        (first.form, last.form),
         experts[0].activation,
         gated=experts[0].up is not None,
     )
-    name = last.stem
     tiles = [
-        add_initializer(graph, f"{name}.experts_in.tiles", _stacked(gates, stored)),
-        add_initializer(graph, f"{name}.experts_out.tiles", _stacked(downs, stored)),
+        add_initializer(graph, f"{last.name}.experts_in.tiles", _stacked(gates)),
+        add_initializer(graph, f"{last.name}.experts_out.tiles", _stacked(downs)),
     ]
+    lengths = [[each.outputs for each in weights] for weights in (gates[0], downs[0])]
     biases = [
-        _biases(graph, f"{name}.experts_in.bias", [expert.entering for expert in experts], COLUMNS),
-        _biases(graph, f"{name}.experts_out.bias", [[expert.down] for expert in experts], 1),
+        _biases(
+            graph,
+            f"{last.name}.experts_in.bias",
+            [expert.entering for expert in experts],
+            lengths[0],
+            COLUMNS,
+        ),
+        _biases(graph, f"{last.name}.experts_out.bias", [[expert.down] for expert in experts], lengths[1], 1),
     ]
     scores, chosen = (
         (mixture.weights, mixture.chosen) if mixture.router is None else (mixture.router.scores, None)
@@ -242,21 +276,21 @@ def _attributes(
     }
 
 
-def _stacked(experts: Sequence[Sequence[_Found]], stored: TilePacker | None) -> SlabTensor:
+def _stacked(experts: Sequence[Sequence[_Weight]]) -> SlabTensor:
     """Stack the tiles of experts; those of an expert's weights follow each other."""
-    tiles = [[_tiles(pair, stored)[0] for pair in parts] for parts in experts]
-    rows = sum(shape_of(one)[0] for one in tiles[0])
+    tiles = [[each.tiles for each in weights] for weights in experts]
+    rows = sum(shape_of(each)[0] for each in tiles[0])
     shape = (len(tiles), rows, shape_of(tiles[0][0])[1])
-    return SlabTensor(lambda: (one.numpy() for parts in tiles for one in parts), shape)
+    return SlabTensor(lambda: (each.numpy() for parts in tiles for each in parts), shape)
 
 
 def _biases(
-    graph: ir.Graph, name: str, experts: Sequence[Sequence[Linear]], multiple: int
+    graph: ir.Graph, name: str, experts: Sequence[Sequence[Linear]], outputs: Sequence[int], multiple: int
 ) -> ir.Value | None:
     """Register the biases of experts, each layer's padded to a multiple; None if no layer has one."""
     if all(layer.bias is None for layers in experts for layer in layers):
         return None
-    lengths = [-(-_outputs(layer) // multiple) * multiple for layer in experts[0]]
+    lengths = [-(-count // multiple) * multiple for count in outputs]
     shape = (len(experts), sum(lengths))
     # Now, because the values leave the graph with the nodes that read them.
     tensors = [[weight(layer.bias) for layer in layers] for layers in experts]
@@ -272,9 +306,3 @@ def _biases(
         return result
 
     return add_initializer(graph, name, lazy(compute, ir.DataType.FLOAT, shape))
-
-
-def _outputs(layer: Linear) -> int:
-    """Return the outputs of a layer with a blocked weight."""
-    found, _ = tiled_weight(layer.weight)
-    return found.outputs if isinstance(found, BlockedWeight) else 0

@@ -6,9 +6,10 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Sized
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from threadpoolctl import ThreadpoolController
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -40,4 +41,6 @@ def single_products() -> Any:
 
 @functools.cache
 def _libraries() -> ThreadpoolController:
+    from threadpoolctl import ThreadpoolController  # which only calibrations need
+
     return ThreadpoolController()

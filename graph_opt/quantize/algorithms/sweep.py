@@ -1,9 +1,8 @@
 """Sweeps over the inputs of a matrix: each input gets its levels, and its change reaches those behind it.
 
-GPTQ rounds the weights that are left. It subtracts each error, over the diagonal of the inverse factor,
-times the factor's row. Coordinate descent moves each level to where the slope of the error ends. It
-subtracts the change times the row of the moments. Within a panel of inputs a ``Panel`` does it; what follows
-the panel changes by one product.
+GPTQ rounds what is left of the weights, and each error changes what is left of those behind it. Coordinate
+descent moves each level to where the slope of the error ends, and subtracts the change times the row of the
+moments. Within a panel of inputs a ``Panel`` does it; what follows the panel changes by one product.
 """
 
 from __future__ import annotations
@@ -29,6 +28,11 @@ class SweepScales(NamedTuple):
         """Return the grid of some inputs."""
         return self._replace(blocks=self.blocks[inputs])
 
+    def weights(self, levels: Floats) -> Floats:
+        """Return the weights that levels [in, out] stand for."""
+        result: Floats = (levels - self.zero_points[self.blocks]) * self.scales[self.blocks]
+        return result
+
 
 class Panel(Protocol):
     """Sweeps a panel: NumPy's ``sweep_panel``, or the machine's own with the same bits."""
@@ -53,28 +57,6 @@ class Panel(Protocol):
             form: defines the range of the levels.
             moves: whether levels move to where the slope ends.
         """
-
-
-def round_in_order(
-    left: Floats, grid: SweepScales, factor: Floats, form: BlockFormat, panel: Panel
-) -> Floats:
-    """Return the levels [in, out] of the rows of ``left``, which is overwritten, as GPTQ does.
-
-    Args:
-        left: the weights, inputs in the order of the factor.
-        grid: scales and zero points.
-        factor: the upper Cholesky factor of the inverse of the moments, [in, in].
-        form: defines the range of the levels.
-        panel: sweeps a panel.
-    """
-    levels = np.empty_like(left)
-    for inputs in panels(len(left)):
-        errors = panel(
-            left[inputs], levels[inputs], grid.part(inputs), factor[inputs, inputs], form, moves=False
-        )
-        behind = slice(inputs.stop, None)
-        left[behind] -= factor[inputs, behind].T @ errors
-    return levels
 
 
 def sweep_panel(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +18,7 @@ import onnx_ir as ir
 from ....contract import INPUT_IDS
 from ....errors import GraphError
 from ....records import dataclass
+from ....storage.writing import save_tensors
 from ...graph.edit import add_initializer, insert, int_attribute, weight
 from ...graph.half_scales import GROUP_SIZE, Widened
 from ...graph.lazy import Array, SharedComputation, lazy, pack_nibbles, shape_of
@@ -21,7 +26,15 @@ from ...passes.base import GraphPass
 from ..algorithms.blockwise import BLOCK_SIZES, BlockFormat, Quantized, Quantizer, round_to_nearest
 from .routers import is_router
 
+if TYPE_CHECKING:
+    from ....storage.cache import CachedParts
+
+_log = logging.getLogger(__name__)
+
 Promote = Callable[[ir.Graph], Iterable[ir.Value]]
+Arrays = tuple[Array, ...]
+_KEPT_FILE = "weight.safetensors"
+LEAST_KEPT = 1 << 22  # values of a weight; to keep a smaller one takes 10 ms, as long as it takes to round it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         quantizer: computes values, scales and zero points.
         calibrated: returns by weight name a function that reads its result, or None to use ``quantizer``.
         promote: the weights of a graph that get 8 bits, besides ``overrides``.
+        kept: holds what ``quantizer`` made of each large weight; None for results that are not kept.
     """
 
     def __init__(
@@ -85,12 +99,14 @@ class WeightOnlyQuantizationPass(GraphPass):
         quantizer: Quantizer = round_to_nearest,
         calibrated: Callable[[str], Callable[[], Quantized] | None] | None = None,
         promote: Promote | None = None,
+        kept: CachedParts | None = None,
     ) -> None:
         super().__init__()
         self.forms = WeightFormats(form, embedding, dict(overrides or {}), float_embedding)
         self.quantizer = quantizer
         self.calibrated = calibrated
         self.promote = promote
+        self.kept = kept
         self._late: deque[ir.Value] = deque()
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -123,9 +139,11 @@ class WeightOnlyQuantizationPass(GraphPass):
             raise GraphError(f"initializer {name} has no content")
         users = {use.node: use.idx for use in value.uses()}
         stored = self.calibrated(name) if self.calibrated is not None else None
-        parts = _parts(
-            source, axis, form, stored or partial(_rounded, source, axis, form, self.quantizer), name
-        )
+        quantized = stored or partial(_rounded, source, axis, form, self.quantizer)
+        compute = partial(_computed, quantized, axis, form, name)
+        if self.kept is not None and stored is None and math.prod(shape_of(source)) >= LEAST_KEPT:
+            compute = partial(_kept, self.kept, f"{name} {form}", compute)
+        parts = _parts(source, axis, form, compute)
         operands = [add_initializer(graph, f"{name}.values", parts[0])]
         small = [_unregistered(f"{name}.{what}", part) for what, part in zip(_SMALL, parts[1:], strict=False)]
         attributes = {"axis": axis, "block_size": form.block_size}
@@ -179,17 +197,9 @@ def _summed_axis(node: ir.Node, position: int) -> int | None:
 
 
 def _parts(
-    source: ir.TensorProtocol, axis: int, form: BlockFormat, result: Callable[[], Quantized], name: str
+    source: ir.TensorProtocol, axis: int, form: BlockFormat, compute: Callable[[], Arrays]
 ) -> list[ir.LazyTensor]:
     """Return lazy values, scales and, if asymmetric, zero points, with the axes of ``source``."""
-
-    def compute() -> tuple[Array, ...]:
-        try:
-            quantized = result()
-        except GraphError as error:
-            raise GraphError(f"weight {name} cannot be quantized: {error}") from error
-        return _stored(quantized, axis, form, name)
-
     shape = shape_of(source)
     blocks = [size // form.block_size if i == axis else size for i, size in enumerate(shape)]
     shared = SharedComputation(compute)
@@ -206,7 +216,38 @@ def _rounded(source: ir.TensorProtocol, axis: int, form: BlockFormat, quantizer:
     return quantizer(matrix if axis == 0 else matrix.T, form)
 
 
-def _stored(result: Quantized, axis: int, form: BlockFormat, name: str) -> tuple[Array, ...]:
+def _computed(quantized: Callable[[], Quantized], axis: int, form: BlockFormat, name: str) -> Arrays:
+    """Return the arrays of a weight as they are stored."""
+    try:
+        result = quantized()
+    except GraphError as error:
+        raise GraphError(f"weight {name} cannot be quantized: {error}") from error
+    return _stored(result, axis, form, name)
+
+
+def _kept(kept: CachedParts, part: str, compute: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays of a weight as kept; compute them if they are not, and keep them."""
+    new: list[Arrays] = []
+
+    def build(folder: Path) -> None:
+        new.append(compute())
+        save_tensors({str(index): array for index, array in enumerate(new[0])}, folder / _KEPT_FILE)
+
+    try:
+        folder = kept.folder(part, build)
+    except OSError as error:
+        if not new:
+            raise
+        _log.warning("%s is not kept for a second try: %s", part, error)
+    if new:
+        return new[0]
+    from safetensors import safe_open
+
+    with safe_open(folder / _KEPT_FILE, "numpy") as file:
+        return tuple(file.get_tensor(str(index)) for index in range(len(file.keys())))
+
+
+def _stored(result: Quantized, axis: int, form: BlockFormat, name: str) -> Arrays:
     """Return the arrays as they are stored, the scales in float16.
 
     Raises:

@@ -12,7 +12,10 @@ namespace {
 constexpr int64_t kPieceBytes = 384 << 10;  // quantized rows of a task, which stay in the second-level cache
 constexpr int64_t kTasks = 64;              // of one product, about
 
-int64_t piece_rows(const Weights& weights) { return larger(kRowGroup, kPieceBytes / weights.width()); }
+int64_t piece_rows(const Weights& weights) {
+  const int64_t bytes = weights.floats() ? static_cast<int64_t>(sizeof(float)) : 1;
+  return larger(kRowGroup, kPieceBytes / (bytes * weights.width()));
+}
 
 }  // namespace
 
@@ -23,7 +26,7 @@ const char* ExpertSizes::complaint() const {
   if (width < 1 || width > kLargest / 2) return "width is not in [1, 2^23]";
   if (const char* wrong = in.complaint()) return wrong;
   if (const char* wrong = out.complaint()) return wrong;
-  if (in.floats() || out.floats()) return "the weights of experts have 16 bits, which no expert has";
+  if (in.bits > 16 || out.bits > 16) return "the weights of experts have 32 bits, which no expert has";
   if (!std::isfinite(gate.alpha) || !std::isfinite(gate.beta)) return "alpha or beta is not finite";
   if (!(gate.limit > 0)) return "limit is not positive";
   if (gated != 0 && gated != 1) return "gated is not 0 or 1";
@@ -54,7 +57,8 @@ ExpertsJob::ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const I
       entering_(sizes.in, copies_), leaving_(sizes.out, copies_) {
   const auto copies = static_cast<size_t>(copies_), experts = static_cast<size_t>(sizes.experts + 1);
   const size_t integers = 3 * experts + 3 * copies;
-  const size_t floats = copies * static_cast<size_t>(1 + sizes.in.outputs + sizes.hidden);
+  const int64_t sorted = sizes.in.floats() ? sizes.hidden : 0;
+  const size_t floats = copies * static_cast<size_t>(1 + sizes.in.outputs + sizes.hidden + sorted);
   memory_ = malloc(integers * sizeof(int64_t) + floats * sizeof(float));
   if (memory_ == nullptr) return;
   begins_ = static_cast<int64_t*>(memory_);
@@ -66,6 +70,7 @@ ExpertsJob::ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const I
   shares_ = reinterpret_cast<float*>(sources_ + copies);
   entered_ = shares_ + copies;
   left_ = entered_ + copies * static_cast<size_t>(sizes.in.outputs);
+  sorted_ = left_ + copies * static_cast<size_t>(sizes.hidden);
 }
 
 ExpertsJob::~ExpertsJob() { free(memory_); }
@@ -126,8 +131,8 @@ void ExpertsJob::plan(const Weights& weights, int64_t* tasks, int64_t* tile_step
     tasks[e + 1] = tasks[e] + parts(begins_[e + 1] - begins_[e], piece_rows(weights)) * parts(weights.tiles(), *tile_step);
 }
 
-void ExpertsJob::multiply(const Weights& weights, const Rows& rows, const float* bias, const int64_t* tasks,
-                          int64_t tile_step, int64_t task, float* y) const {
+void ExpertsJob::multiply(const Weights& weights, const Rows& rows, carryall::Inputs floats, const float* bias,
+                          const int64_t* tasks, int64_t tile_step, int64_t task, float* y) const {
   int64_t expert = 0, end = sizes_.experts;  // the last one whose tasks begin at or before this
   while (end - expert > 1) {
     const int64_t middle = (expert + end) / 2;
@@ -137,21 +142,26 @@ void ExpertsJob::multiply(const Weights& weights, const Rows& rows, const float*
   const int64_t row = begins_[expert] + own / steps * piece_rows(weights), tile = own % steps * tile_step;
   Weights chosen = weights;
   chosen.data += expert * weights.bytes();
-  kernels_.multiply(chosen, rows, bias == nullptr ? nullptr : bias + expert * weights.outputs, row,
-                    smaller(row + piece_rows(weights), begins_[expert + 1]), tile,
-                    smaller(tile + tile_step, weights.tiles()), {y, weights.outputs});
+  const int64_t last_row = smaller(row + piece_rows(weights), begins_[expert + 1]);
+  const int64_t last_tile = smaller(tile + tile_step, weights.tiles());
+  const float* own_bias = bias == nullptr ? nullptr : bias + expert * weights.outputs;
+  const Outputs results = {y, weights.outputs};
+  if (weights.floats()) return kernels_.attention->products(chosen, floats, own_bias, row, last_row, tile, last_tile, results);
+  kernels_.multiply(chosen, rows, own_bias, row, last_row, tile, last_tile, results);
 }
 
 void ExpertsJob::quantize(void* job, size_t copy) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
   const int64_t row = static_cast<int64_t>(copy), hidden = j.sizes_.hidden;
-  j.kernels_.quantize(j.inputs_.x + j.sources_[row] * hidden, hidden, j.sizes_.in.block, j.entering_.rows(), row);
+  const float* x = j.inputs_.x + j.sources_[row] * hidden;
+  if (j.sizes_.in.floats()) memcpy(j.sorted_ + row * hidden, x, sizeof(float) * static_cast<size_t>(hidden));
+  else j.kernels_.quantize(x, hidden, j.sizes_.in.block, j.entering_.rows(), row);
 }
 
 void ExpertsJob::enter(void* job, size_t task) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
-  j.multiply(j.sizes_.in, j.entering_.rows(), j.inputs_.bias_in, j.first_tasks_, j.first_step_, static_cast<int64_t>(task),
-             j.entered_);
+  j.multiply(j.sizes_.in, j.entering_.rows(), {j.sorted_, j.sizes_.hidden}, j.inputs_.bias_in, j.first_tasks_, j.first_step_,
+             static_cast<int64_t>(task), j.entered_);
 }
 
 void ExpertsJob::between(void* job, size_t copy) {
@@ -159,13 +169,13 @@ void ExpertsJob::between(void* job, size_t copy) {
   const int64_t row = static_cast<int64_t>(copy);
   float* entered = j.entered_ + row * j.sizes_.in.outputs;
   j.sizes_.activate(*j.kernels_.attention, entered);
-  j.kernels_.quantize(entered, j.sizes_.width, j.sizes_.out.block, j.leaving_.rows(), row);
+  if (!j.sizes_.out.floats()) j.kernels_.quantize(entered, j.sizes_.width, j.sizes_.out.block, j.leaving_.rows(), row);
 }
 
 void ExpertsJob::leave(void* job, size_t task) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
-  j.multiply(j.sizes_.out, j.leaving_.rows(), j.inputs_.bias_out, j.second_tasks_, j.second_step_,
-             static_cast<int64_t>(task), j.left_);
+  j.multiply(j.sizes_.out, j.leaving_.rows(), {j.entered_, j.sizes_.in.outputs}, j.inputs_.bias_out, j.second_tasks_,
+             j.second_step_, static_cast<int64_t>(task), j.left_);
 }
 
 void ExpertsJob::combine(void* job, size_t token) {

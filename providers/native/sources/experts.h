@@ -1,4 +1,4 @@
-// A mixture of experts on quantized weights, cut into tasks.
+// A mixture of experts on quantized weights, or on weights of 16 bits, cut into tasks.
 #pragma once
 #include <cstddef>
 
@@ -45,7 +45,7 @@ class ExpertsJob {
 
   static void route(void* job, size_t token);    // chooses a token's experts and their shares
   void sort();                                   // the copies of tokens by expert, then by token
-  static void quantize(void* job, size_t copy);
+  static void quantize(void* job, size_t copy);  // or copies the row, for weights that are floats
   static void enter(void* job, size_t task);     // the products of gate and up
   static void between(void* job, size_t copy);
   static void leave(void* job, size_t task);     // the products of down
@@ -57,8 +57,8 @@ class ExpertsJob {
 
  private:
   void plan(const Weights& weights, int64_t* tasks, int64_t* tile_step) const;
-  void multiply(const Weights& weights, const Rows& rows, const float* bias, const int64_t* tasks, int64_t tile_step,
-                int64_t task, float* y) const;
+  void multiply(const Weights& weights, const Rows& rows, carryall::Inputs floats, const float* bias, const int64_t* tasks,
+                int64_t tile_step, int64_t task, float* y) const;
 
   const ExpertSizes& sizes_;
   const Kernels& kernels_;
@@ -72,6 +72,7 @@ class ExpertsJob {
   int64_t *begins_, *first_tasks_, *second_tasks_;  // [experts + 1], copies and tasks before an expert's
   int64_t *chosen_, *places_, *sources_;            // [copies]: expert, place among the sorted, token of a place
   float *shares_, *entered_, *left_;                // [copies], [copies, in.outputs], [copies, hidden]
+  float* sorted_;                                   // [copies, hidden], rows by place, only for weights that are floats
 };
 
 }  // namespace carryall

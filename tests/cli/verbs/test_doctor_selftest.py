@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from carryall.cli import carryall
 
 
+@pytest.mark.long
 def test_a_provider_proves_itself() -> None:
     result = CliRunner().invoke(
         carryall, ["doctor", "--provider", "cpu", "--selftest", "--selftest-limit", "0", "--json"]

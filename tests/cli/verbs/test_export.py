@@ -158,6 +158,7 @@ def test_hidden_sizes_of_small_models_are_quantized_throughout(tmp_path: Path) -
         assert result.exit_code == 0, result.output
 
 
+@pytest.mark.long
 def test_quantize_refuses_what_it_cannot_do(tiny_package: Path, tmp_path: Path) -> None:
     assert (
         "block_size must be one of 16, 32, 64, 128, 256, or None, not '33'"

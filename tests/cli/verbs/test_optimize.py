@@ -136,6 +136,7 @@ def test_a_pass_of_one_s_own_runs(package: Path, tmp_path: Path, breaking: str) 
     assert differs.stderr.startswith("error: ")
 
 
+@pytest.mark.long
 def test_verify_refuses_to_write_a_graph_that_differs(package: Path, tmp_path: Path, breaking: str) -> None:
     result = run("optimize", package, tmp_path / "out", "--pass", breaking, "--verify")
     assert result.exit_code == 1

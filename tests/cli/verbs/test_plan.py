@@ -41,6 +41,7 @@ def test_a_context_without_tokens_is_refused(text: str, tiny_package: Path) -> N
     assert "context_length 0 is not in [1, 128]" in result.output
 
 
+@pytest.mark.long
 def test_a_context_may_count_in_k() -> None:
     result = CliRunner().invoke(carryall, ["plan", "demo", "--context", "1k", "--json"])
     assert json.loads(result.stdout)["context_length"] == 1024

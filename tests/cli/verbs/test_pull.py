@@ -75,6 +75,7 @@ def test_the_files_of_a_user_are_listed_and_stay(carryall: Carryall) -> None:
     assert "nothing is stored of" in again.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["demo", "qwen3", "./here"])
 def test_only_hub_ids_are_pulled(carryall: Carryall, name: str) -> None:
     result = carryall("pull", name)

@@ -64,6 +64,7 @@ def test_the_record_says_what_was_done(kv_package: Path, tmp_path: Path) -> None
     }
 
 
+@pytest.mark.long
 def test_a_model_with_scales_keeps_int8_unless_asked_otherwise(tiny_package: Path, kv_package: Path) -> None:
     if find_library() is None:
         pytest.skip("the CPU kernels are not built")
@@ -295,10 +296,11 @@ def test_nothing_is_quantized_twice(tiny_package: Path, tmp_path: Path, first: s
         assert not (tmp_path / "twice").exists()
 
 
+@pytest.mark.long
 def test_fewer_tokens_are_read_if_asked_for(tiny_package: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("some words " * 100)
-    text.with_suffix(".short").write_text("some words " * 100 + "\x00" * 999)
+    text.write_text("some words " * 800)
+    text.with_suffix(".short").write_text("some words " * 800 + "\x00" * 999)
     outs = []
     for path in (text, text.with_suffix(".short")):  # they differ after the part that is read
         outs.append(tmp_path / path.suffix)
@@ -389,6 +391,7 @@ def test_methods_that_read_no_text_need_no_tokenizer(method: str, tiny_package: 
     assert run("quantize", tmp_path, tmp_path / "out.onnx", "--method", method).exit_code == 0
 
 
+@pytest.mark.long
 def test_without_a_context_length_the_error_names_the_key(tiny_package: Path, tmp_path: Path) -> None:
     for name in ("model.onnx.data", "tokenizer.json"):
         shutil.copy(tiny_package / name, tmp_path / name)

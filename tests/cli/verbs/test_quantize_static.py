@@ -101,6 +101,7 @@ def test_calibration_is_done_once_for_all_calibrators(
     assert len(calls) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fp16", "bf16"])
 def test_half_precision(tiny_package: Path, tmp_path: Path, method: str) -> None:
     out = tmp_path / "out"
@@ -115,6 +116,7 @@ def test_half_precision(tiny_package: Path, tmp_path: Path, method: str) -> None
     assert "already has 16-bit weights; start from the float model" in again.stderr
 
 
+@pytest.mark.long
 def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     source = checkpoint(tmp_path / "checkpoint", name, lambda weight: np.multiply(weight, 30000, out=weight))
@@ -127,6 +129,7 @@ def test_values_that_fp16_cannot_hold_are_measured(tmp_path: Path) -> None:
     assert divergence(tmp_path / "out", source, tmp_path) < 1e-2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
@@ -197,5 +200,6 @@ def test_options_without_effect_are_refused(
     assert message in " ".join(result.stderr.split())
 
 
+@pytest.mark.long
 def test_static_int8_is_calibrated_on_the_fly(tiny_package: Path) -> None:
     assert run("run", tiny_package, "abc", "--quantize", "int8-static", "--max-tokens", 2).exit_code == 0

@@ -75,6 +75,7 @@ def test_samplers_reach_the_library(tiny_package: Path) -> None:
     assert found.stdout == expected + "\n"
 
 
+@pytest.mark.long
 def test_the_form_of_the_text_can_be_demanded(tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     only = {"properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}

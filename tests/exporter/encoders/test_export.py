@@ -41,6 +41,7 @@ def golden_of(case: str) -> dict[str, Any]:
         return {key.partition("/")[2]: golden[key] for key in golden if key.partition("/")[0] == case}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_states_and_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
     head = CASES[case][1]
@@ -106,6 +107,7 @@ def test_term_weights_are_those_of_splade(tmp_path: Path, case: str, strategy: s
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     ["bert-reranker", "roberta", "modernbert-classes", "mpnet", "deberta-v2-apart", "gemma3-text", "t5"],

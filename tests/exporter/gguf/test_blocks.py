@@ -76,6 +76,7 @@ def test_a_matrix_in_pieces_has_the_same_parts(type_name: str, monkeypatch: pyte
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.long
 def test_memory_is_that_of_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_PIECE", 1 << 14)
     data = random_blocks("Q4_1", 1024 * 64, 0).reshape(1024, -1)

@@ -64,6 +64,7 @@ def compare(tmp_path: Path, model_type: str, types: Any = "F32", **overrides: An
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model_type", "overrides"),
     [

@@ -120,6 +120,7 @@ def difference(file: RandomFile, peer: LlamaCpp, folder: Path) -> float | None:
     return float((errors / allowed).max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", seeds("ggufs"), ids=lambda path: path.stem)
 def test_kept_files_give_the_logits_of_llama_cpp(kept: Path, tmp_path: Path) -> None:
     content = json.loads(kept.read_text())

@@ -183,6 +183,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.long
 @given(texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), min_size=1, max_size=4))
 def test_tokens_of_parts_of_the_vocabulary_are_those_of_all(
     forms: tuple[Path, Path], texts: list[str]

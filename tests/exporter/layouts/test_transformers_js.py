@@ -40,6 +40,7 @@ console.log(JSON.stringify(results));
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "dtype", "name"),
     [

@@ -151,6 +151,7 @@ def test_padding_changes_nothing(decoder: Decoder, engine: str) -> None:
     np.testing.assert_allclose(net(alone, np.ones_like(alone)), padded, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.long
 def test_golden_files_equal_transformers(case: str, golden: dict[str, Array], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

@@ -189,6 +189,7 @@ def test_keys_that_transformers_ignores_are_ignored(model_type: str) -> None:
     assert normalised(model_type, head_dim=16, num_key_value_heads=1) == normalised(model_type)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gate_proj", "g_proj"])
 def test_gates_of_lfm3_are_found_by_both_names(name: str, tmp_path: Path) -> None:
     file = write_tiny("lfm3", tmp_path) / "model.safetensors"

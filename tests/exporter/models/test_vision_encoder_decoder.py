@@ -40,6 +40,7 @@ def golden(case: str) -> dict[str, Array]:
     return dict(np.load(golden_path(case)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_encoder_equals_transformers(package: Path, golden: dict[str, Array], runtime: str) -> None:
     run = opened(package / VISION_FILE, runtime)

@@ -109,6 +109,7 @@ RUN = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", RUN)
 def test_logits_equal_those_of_the_float_twin(case: str, tmp_path: Path) -> None:
     checkpoint, twin = tiny.write_quantized(tmp_path, *CASES[case])
@@ -120,6 +121,7 @@ def test_logits_equal_those_of_the_float_twin(case: str, tmp_path: Path) -> None
     assert (package.record.quantization or {})["method"] == CASES[case][0]["quant_method"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("case", ["gptq-4-32", "awq-32", "packed-4-32", "int8"])
 def test_scales_are_stored_in_the_dtype_of_the_checkpoint(case: str, dtype: Any, tmp_path: Path) -> None:
@@ -137,6 +139,7 @@ def test_scales_are_stored_in_the_dtype_of_the_checkpoint(case: str, dtype: Any,
     assert {np.float32(number) for number in np.unique(found[0].const_value.numpy())} == values
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_equal_to_the_bit_and_stay_integers(case: str, tmp_path: Path) -> None:
     checkpoint, twin = tiny.write_quantized(tmp_path, *CASES[case])

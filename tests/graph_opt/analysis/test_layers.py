@@ -76,6 +76,7 @@ def loaded(model: ir.Model) -> ir.Model:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["llama", "qwen3", "gemma3_text", "gpt2", "llama-biases-tied"])
 def test_parts_in_sequence_equal_the_whole(case: str, tmp_path: Path) -> None:
     path = package(case, tmp_path)
@@ -91,6 +92,7 @@ def test_parts_in_sequence_equal_the_whole(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(joined[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_layer_stays_with_the_one_whose_cache_it_reads(tmp_path: Path) -> None:
     """Each part computes the embeddings of its layers from the token ids."""
     path = package("gemma4_text", tmp_path)

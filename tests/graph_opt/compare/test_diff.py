@@ -61,6 +61,7 @@ def node_of(model: ir.Model, op_type: str, index: int) -> ir.Node:
     return [node for node in model.graph if node.op_type == op_type][index]
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 2**32))
 def test_names_and_order_are_ignored(seed: int) -> None:
     found = diff(net(), renamed(net(), seed))
@@ -68,6 +69,7 @@ def test_names_and_order_are_ignored(seed: int) -> None:
     assert found == GraphDiff(matched=LAYERS * 6 + 1)
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 2**32), layers=st.sets(st.integers(0, LAYERS - 1), min_size=1))
 def test_only_the_changed_attribute_is_found(seed: int, layers: set[int]) -> None:
     other = net()
@@ -78,6 +80,7 @@ def test_only_the_changed_attribute_is_found(seed: int, layers: set[int]) -> Non
     assert (found.only_a, found.only_b, found.weights, found.interface) == ([], [], [], [])
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 2**32), layer=st.integers(0, LAYERS - 1))
 def test_only_the_changed_weight_is_found(seed: int, layer: int) -> None:
     other = net()

@@ -80,6 +80,7 @@ def one_more(weights: Array) -> Array:
     return changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -50,6 +50,7 @@ def products(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if node.op_type == "MatMulNBits"]
 
 
+@pytest.mark.long
 def test_a_costly_rounding_passes(tmp_path: Path) -> None:
     found = verify(sensitive_decoder(tmp_path), lowered(tmp_path / "lowered"))
     found.check()
@@ -65,6 +66,7 @@ def test_a_costly_rounding_passes(tmp_path: Path) -> None:
     assert found.to_dict()["exact"]["passed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, -1])
 def test_an_error_smaller_than_the_rounding_fails(which: int, tmp_path: Path) -> None:
     wrong = lowered(tmp_path / "lowered")
@@ -77,6 +79,7 @@ def test_an_error_smaller_than_the_rounding_fails(which: int, tmp_path: Path) ->
     assert "with products in float32" in found.reason
 
 
+@pytest.mark.long
 def test_a_limit_of_the_caller_holds_for_the_rounded_results(tmp_path: Path) -> None:
     found = verify(sensitive_decoder(tmp_path), lowered(tmp_path / "lowered"), bars=Bars(max_kl=1e-3))
     assert found.exact is None

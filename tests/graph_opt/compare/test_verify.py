@@ -120,6 +120,7 @@ def wider_window(model: ir.Model) -> None:
             value.const_value = ir.tensor(tensor.numpy() + tensor.numpy().dtype.type(1), name=value.name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "change"), [("llama", without_padding), ("mistral", wider_window)])
 def test_wrong_masks_are_caught(family: str, change: Callable[[ir.Model], None], tmp_path: Path) -> None:
     checkpoint = write_tiny(family, tmp_path / "checkpoint")

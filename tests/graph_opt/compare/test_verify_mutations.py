@@ -267,6 +267,7 @@ def test_all_mutations_are_found(name: str, tmp_path: Path) -> None:
     check(name, MUTATIONS // len(CASES), tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_optimized_graphs_pass(name: str, tmp_path: Path) -> None:
     case = CASES[name]

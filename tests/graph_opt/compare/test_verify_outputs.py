@@ -126,6 +126,7 @@ def test_elements_of_sequences_are_compared() -> None:
     assert {reason.split()[1] for reason in found.failures} == {"y[0]", "y[1]"}
 
 
+@pytest.mark.long
 def test_maps_are_compared_by_keys_and_values(tmp_path: Path) -> None:
     """Maps are compared as tables [rows, keys], so that a small probability has its column's range."""
 

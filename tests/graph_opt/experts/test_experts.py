@@ -22,6 +22,7 @@ from carryall.runtime.api.llm import LLM
 from carryall.runtime.types.sampling_params import SamplingParams
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "qwen3_moe-unnormalized"])
 def test_lowered_to_the_cpu_they_generate_what_transformers_does(case: str, tmp_path: Path) -> None:
     package = export_package(write_case(case, tmp_path / "checkpoint"), tmp_path / "package")
@@ -38,6 +39,7 @@ def test_nothing_is_added_in_place(tmp_path: Path) -> None:
     assert not [node for node in model.graph if "Scatter" in node.op_type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["mixtral", "qwen3_moe"])
 def test_int4_experts_are_lowered_to_matmul_nbits(case: str, tmp_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime")

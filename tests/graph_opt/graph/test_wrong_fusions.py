@@ -128,6 +128,7 @@ def test_exact_norms_are_still_fused(given: ir.Model, operator: str, tmp_path: P
     )
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     centred=st.booleans(),

@@ -47,11 +47,13 @@ def assert_as_onnx_ir(model: ir.Model) -> int:
     return sum(shape != "None" for _, _, shape in known(ours))
 
 
+@pytest.mark.long
 @given(st.data())
 def test_shapes_of_random_graphs_are_those_of_onnx_ir(data: st.DataObject) -> None:
     assert_as_onnx_ir(data.draw(random_graphs.models()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
 def test_shapes_of_decoders_are_those_of_onnx_ir(tmp_path: Path, family: str) -> None:
     model = export_model(write_tiny(family, tmp_path / "checkpoint"))
@@ -63,6 +65,7 @@ def test_shapes_of_decoders_are_those_of_onnx_ir(tmp_path: Path, family: str) ->
     assert assert_as_onnx_ir(small) > len(small.graph)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K"])  # with and without minima
 def test_shapes_of_quantized_weights_are_those_of_onnx_ir(tmp_path: Path, kind: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}

@@ -45,6 +45,7 @@ def evaluate(proto: onnx.ModelProto, names: list[str], seed: int) -> Arrays:
         return [np.asarray(result) for result in ReferenceEvaluator(proto).run(None, feed)]
 
 
+@pytest.mark.long
 @both
 @quiet
 @given(model=models(), seed=st.integers(0, 2**31))
@@ -61,6 +62,7 @@ def test_optimized_graphs_give_equal_results(passes: Passes, model: ir.Model, se
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 @both
 @quiet
 @given(seed=st.integers(0, 2**32 - 1))
@@ -92,6 +94,7 @@ def foreign_nodes(model: ir.Model) -> Counter[str]:
     )
 
 
+@pytest.mark.long
 @both
 @quiet
 @given(model=models(foreign=True))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 from half_weight import HalfWeight
 from operator_host import Call
 from paged_attention_reference import BFLOAT16, FLOAT32, INT8, INT8_TOLERANCE, Case, attention, random_case
@@ -175,6 +176,7 @@ def random_mixture(rng: np.random.Generator, **options: Any) -> Known:
         "bits": int(rng.choice([4, 8])),
         "block": int(rng.choice([16, 32, 128])),
         "offsets": int(rng.integers(0, 3)),
+        "half": [None, None, ir.DataType.FLOAT16, ir.DataType.BFLOAT16][int(rng.integers(0, 4))],
     }
     mixture = random_experts(rng, **sizes, **weights, **facts, biased=bool(rng.integers(0, 2)))
     tokens = int(rng.choice([1, 2, 9, 60]))

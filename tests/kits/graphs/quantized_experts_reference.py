@@ -8,8 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
+from half_weight import KINDS, HalfWeight
 from quantized_linear_reference import Floats, Weight, quantized_linear, random_weight
 from stored_weight import StoredWeight, stored_linear, stored_weight
+
+AnyWeight = Weight | StoredWeight | HalfWeight
 
 
 @dataclass(frozen=True)
@@ -19,9 +23,9 @@ class Experts:
     ``up`` is empty if the experts have no gate: "gate" is then their only projection.
     """
 
-    gate: Sequence[Weight | StoredWeight]
-    up: Sequence[Weight | StoredWeight]
-    down: Sequence[Weight | StoredWeight]
+    gate: Sequence[AnyWeight]
+    up: Sequence[AnyWeight]
+    down: Sequence[AnyWeight]
     biases: list[tuple[Floats, ...]] | None
     per_token: int
     normalize: bool
@@ -57,11 +61,16 @@ def random_experts(
     biased: bool = False,
     activation: str = "silu",
     gated: bool = True,
+    half: ir.DataType | None = None,
     **facts: float,
 ) -> Experts:
-    """Return a mixture whose results are about as large as the tokens."""
+    """Return a mixture whose results are about as large as the tokens; ``half`` is the type of floats."""
 
-    def weights(outputs: int, inputs: int) -> list[Weight]:
+    def weights(outputs: int, inputs: int) -> Sequence[AnyWeight]:
+        if half is not None:
+            floats = rng.standard_normal((experts, inputs, outputs)) * inputs**-0.5
+            rounded = floats.astype(KINDS[half][0]).astype(np.float32)
+            return [HalfWeight(values, half) for values in rounded]
         made = [random_weight(rng, outputs, inputs, bits, block, offsets) for _ in range(experts)]
         for one in made:
             one.scales[...] *= 2.0 ** (3 - bits) * inputs**-0.5
@@ -141,7 +150,10 @@ def _activated(gate: npt.NDArray[np.float64], mixture: Experts) -> npt.NDArray[n
     return np.asarray(gate / (1 + np.exp(-mixture.alpha * gate)))
 
 
-def _product(x: Floats, weight: Weight | StoredWeight, bias: Floats | None) -> Floats:
+def _product(x: Floats, weight: AnyWeight, bias: Floats | None) -> Floats:
+    if isinstance(weight, HalfWeight):
+        result = x.astype(np.float64) @ weight.values
+        return (result if bias is None else result + bias).astype(np.float32)
     if isinstance(weight, StoredWeight):
         return stored_linear(x, weight, bias).astype(np.float32)
     return quantized_linear(x, weight, bias)

@@ -35,6 +35,7 @@ def silu_and_mul(x: Array) -> Array:
     return product
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rows", "width"), [(1, 8), (3, 40), (5, 7), (700, 16)])
 @pytest.mark.parametrize("kind", ["float", "half", "bfloat16"])
 def test_a_gate_is_that_of_numpy(emulator: Emulator, kind: str, rows: int, width: int) -> None:
@@ -83,6 +84,7 @@ LOGITS: dict[str, Callable[[np.random.Generator], Array]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 64, 256])
 @pytest.mark.parametrize("name", LOGITS)
 def test_the_largest_logits_are_those_of_a_stable_sort(emulator: Emulator, name: str, count: int) -> None:
@@ -132,6 +134,7 @@ def test_drawn_tokens_are_those_of_the_definition(emulator: Emulator, order: int
     assert tokens.tolist() == expected
 
 
+@pytest.mark.long
 def test_results_are_the_same_bits_in_every_order_of_threads(emulator: Emulator) -> None:
     logits = np.random.default_rng(2).normal(0, 3, (2, 4000)).astype(np.float32)
     controls = np.array([[0.8, 1e9, 0.9, 0, 0.4]] * 2, np.float32)
@@ -188,6 +191,7 @@ def dequantized(weights: Array, scales: Array, zeros: Array) -> Array:
     return whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows", "columns", "inner", "group", "most"),
     [

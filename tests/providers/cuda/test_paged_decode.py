@@ -221,6 +221,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     return build_emulator(tmp_path_factory.mktemp("emulator"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_attention_of_a_step_is_that_of_numpy(emulator: Emulator, name: str) -> None:
     case = CASES[name]

@@ -62,6 +62,7 @@ class WrongSession:
         return [np.zeros((2, 2), np.float32)]
 
 
+@pytest.mark.long
 def test_wrong_results_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuProvider, "session", lambda self, model: WrongSession())
     assert not cpu_report().works

@@ -91,6 +91,7 @@ def test_what_is_missing_is_refused() -> None:
         memory.check([row(slot, [1], 0) for slot in range(3)])
 
 
+@pytest.mark.long
 @given(st.data())
 def test_states_are_those_of_their_texts_after_any_calls(data: st.DataObject) -> None:
     memory = StateMemory({"s": (2,)}, 4 * SLOTS, SLOTS)

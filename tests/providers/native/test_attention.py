@@ -76,6 +76,7 @@ def made(rng: np.random.Generator, rows: Any, rotary: int, size: int, **options:
     return random_case(rng, size=size, lengths=lengths, past=past, rotary=min(rotary, size), **options)
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1), CASES, st.sampled_from([0, 1000]))
 def test_every_instruction_set_gives_the_bits_of_the_reference(
@@ -198,6 +199,7 @@ def test_avx512_bf16_rounds_where_the_processor_has_it(library: Path) -> None:
         assert np.median(np.abs(found - attention(case))) > 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cache", [0, 1])
 @pytest.mark.parametrize(
     ("heads", "size"), [((20, 1), 36), ((7, 1), 288), ((3, 1), 576), ((4, 2), 16), ((26, 1), 600)]

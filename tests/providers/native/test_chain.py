@@ -106,6 +106,7 @@ def mlp(
 
 
 # Rows of registers of 1,024 floats are not side by side.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows", "hidden", "inner"),
     [*((rows, HIDDEN, INNER) for rows in (1, 2, 7, 40, 300)), (1, 1024, 512), (40, 1024, 512)],

@@ -44,6 +44,7 @@ def hosts(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
         host.end()
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3]))
 def test_every_instruction_set_gives_the_bits_of_the_reference(
@@ -58,6 +59,7 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(
     assert np.median(np.abs(expected - known.expected)) < 1e-6 * np.abs(known.expected).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"), ("Q4_0", "Q4_1"), ("Q8_0", "Q4_K")])
 def test_experts_of_gguf_files_have_a_form_into_them_and_one_out_of_them(
     hosts: dict[str, OperatorHost], library: Path, kinds: tuple[str, str]
@@ -75,10 +77,29 @@ def test_experts_of_gguf_files_have_a_form_into_them_and_one_out_of_them(
     assert np.median(np.abs(result - expected)) < 1e-6 * np.abs(expected).max()
 
 
-def test_a_token_does_not_depend_on_the_tokens_beside_it(hosts: dict[str, OperatorHost]) -> None:
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("kind", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+def test_experts_of_16_bits_multiply_floats(
+    hosts: dict[str, OperatorHost], kind: ir.DataType, gated: bool
+) -> None:
+    rng = np.random.default_rng(4)
+    mixture = random_experts(rng, experts=5, hidden=70, width=41, half=kind, gated=gated, biased=True)
+    x, scores = (rng.standard_normal((23, size)).astype(np.float32) for size in (70, 5))
+    inputs = [x, scores, *mixture.tiles(), *mixture.stacked_biases(), None]
+    call = Call("QuantizedExperts", experts_attributes(mixture), inputs, 2)
+    result = hosts["portable"].run(call)
+    for isa, host in hosts.items():
+        np.testing.assert_array_equal(host.run(call), result, isa)
+    np.testing.assert_allclose(result, quantized_experts(x, scores, mixture), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("half", [None, ir.DataType.BFLOAT16])
+def test_a_token_does_not_depend_on_the_tokens_beside_it(
+    hosts: dict[str, OperatorHost], half: ir.DataType | None
+) -> None:
     """Also if so many tokens choose an expert that its rows are cut into pieces."""
     rng = np.random.default_rng(1)
-    mixture = random_experts(rng, experts=4, hidden=1024, width=48, per_token=2)
+    mixture = random_experts(rng, experts=4, hidden=1024, width=48, per_token=2, half=half)
     x = rng.standard_normal((900, 1024)).astype(np.float32)
     scores = rng.standard_normal((900, 4)).astype(np.float32)
     scores[:700, 1] = 5
@@ -128,7 +149,7 @@ def test_the_experts_of_every_family_are_one_operator_of_equal_logits(
     checkpoint = write_tiny(family, tmp_path / "checkpoint", **changes | SIZES.get(case, {}))
     sparse = sum(experts is not None for experts in normalised(family, **configured(case)).experts)
     found = {}
-    for method in ("int8-fast", "int4-fast"):
+    for method in ("int8-fast", "int4-fast", None):  # the checkpoints are bfloat16
         for fused in (True, False):
             monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path / f"{method}-{fused}"))
             with monkeypatch.context() as patch:
@@ -148,6 +169,7 @@ def test_the_experts_of_every_family_are_one_operator_of_equal_logits(
         np.testing.assert_allclose(found[True], found[False], rtol=0, atol=1e-5 * float(found[False].std()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
 def test_a_mixture_is_near_the_one_of_onnxruntimes_kernels(
     kernels_of_this_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

@@ -140,6 +140,7 @@ def test_a_bfloat16_cache_takes_half_the_memory_and_is_near_float32() -> None:
     assert 0 < error["bfloat16"] < 0.01 * np.linalg.norm(found["float32"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("quantized", "kind"), [(None, "float32"), ("int8-fast", "bfloat16"), ("int4-fast", "int8")]
 )

@@ -97,6 +97,7 @@ def fuzz(host: OperatorHost, data: st.DataObject) -> None:
 SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, suppress_health_check=SUPPRESSED)
 @given(st.data())
 def test_wrong_calls_are_refused_or_computed(host: OperatorHost, data: st.DataObject) -> None:

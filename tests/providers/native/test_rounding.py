@@ -162,6 +162,7 @@ def test_a_matrix_of_part_blocks_is_refused(library: Path) -> None:
         BlockRounding(library, "rtn")(np.ones((40, 8), np.float32), BlockFormat())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["int4-fast", "int8-fast"])
 def test_a_package_has_the_same_bytes_with_and_without_kernels(
     library: Path, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

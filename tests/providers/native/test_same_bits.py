@@ -55,6 +55,7 @@ def alone(runner: Runner) -> Logits:
     return logits
 
 
+@pytest.mark.long
 def test_pieces_neighbours_prefixes_and_drafts_change_no_bit(runner: Runner) -> None:
     expected = alone(runner)
     # In pieces, beside prompts and decoding rows of others.
@@ -88,6 +89,7 @@ def test_threads_change_no_bit() -> None:
         np.testing.assert_array_equal(other, found[0])
 
 
+@pytest.mark.long
 def test_an_engine_gives_the_same_logprobs_under_any_settings() -> None:
     """Steps of any size, few slots, copies of prefixes, preemption and speculation."""
     prompts = [f"{'The sea, the sea. ' * (3 * n)}The {word}" for n, word in enumerate(["sea", "sky", "sun"])]

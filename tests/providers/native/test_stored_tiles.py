@@ -79,6 +79,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library: Path, kind: str) -
             np.testing.assert_array_equal(linear(library, isa, x[first:last], weight), whole[first:last])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("rows", [16, 40])
 def test_long_rows_in_several_parts_have_the_same_bits(library: Path, kind: str, rows: int) -> None:

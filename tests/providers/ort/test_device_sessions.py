@@ -43,6 +43,7 @@ def test_slots_on_a_device_see_each_step(tmp_path: Path, monkeypatch: pytest.Mon
     runner.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lowering", ["standard", "slots"])
 def test_tokens_are_those_of_the_cpu_provider(
     lowering: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

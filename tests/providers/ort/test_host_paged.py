@@ -51,6 +51,7 @@ def test_windows_and_full_layers_are_groups(checkpoint: Path) -> None:
     runner.close()
 
 
+@pytest.mark.long
 def test_logits_are_those_of_onnxruntime(checkpoint: Path) -> None:
     runner = opened(checkpoint, kv_cache="float32")
     other = load_model(checkpoint, max_slots=3, num_threads=1, provider_options={"kernels": "onnxruntime"})
@@ -63,6 +64,7 @@ def test_logits_are_those_of_onnxruntime(checkpoint: Path) -> None:
     other.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv_cache", ["float32", "bfloat16", "int8"])
 def test_freed_windows_change_no_bit(checkpoint: Path, kv_cache: str) -> None:
     """One slot is trimmed as it grows, another never; blocks that were freed are written by a third."""

@@ -108,6 +108,7 @@ def test_every_node_has_a_kernel(target: str, family: str, form: str) -> None:
         assert found == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["int8-kv", "int8-kv-tensor"])
 @pytest.mark.parametrize("memory", ["slots", "paged"])
 def test_a_cache_of_fp8_has_kernels(memory: str, form: str) -> None:
@@ -118,6 +119,7 @@ def test_a_cache_of_fp8_has_kernels(memory: str, form: str) -> None:
     assert misfits(model, CUDA, CPU) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stored", ["float32", "float16"])
 @pytest.mark.parametrize("target", ["cpu", "cuda", "cuda-bf16", "cuda-paged"])
 def test_sinks_are_an_input_of_the_kernel(target: str, stored: str, tmp_path: Path) -> None:

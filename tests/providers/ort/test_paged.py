@@ -184,6 +184,7 @@ def test_padded_runs_with_other_logits_are_not_captured(
     np.testing.assert_allclose(runner.forward(rows)[0], exact.forward(rows)[0], atol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", [0, 1, 4])
 def test_a_failed_run_fails_no_request(opened: Callable[..., Any], moment: int) -> None:
     requests = [make_request(f"r{i}", list(range(1, 9 + i))) for i in range(3)]
@@ -209,6 +210,7 @@ def test_a_failed_run_fails_no_request(opened: Callable[..., Any], moment: int) 
     assert next(runs) > moment
 
 
+@pytest.mark.long
 def test_a_step_in_flight_gives_the_tokens_of_one_step_at_a_time(
     opened: Callable[..., Any], drawn: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,6 +239,7 @@ def test_a_device_that_is_late_gives_the_same_tokens(
     provider.streams[0].end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", [1, 4, 9])
 def test_a_run_that_fails_late_fails_no_request(
     model: Path,
@@ -294,6 +297,7 @@ def test_a_cache_of_8_bits_takes_a_quarter_of_the_memory_and_gives_the_same_text
     assert sizes[0] == sizes[1] == sizes[2] // 4
 
 
+@pytest.mark.long
 def test_too_little_memory_is_an_error(opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One block holds no sequence, as another is for padding; logits take memory too."""
     each, said = 16 * opened().info.kv_bytes_per_token, list[str]()

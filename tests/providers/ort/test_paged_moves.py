@@ -74,6 +74,7 @@ def logits(runner: Any, slot: int, start: int, text: npt.NDArray[np.int64] = TEX
     return array
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", [LargeBlocks, PagedCudaOnCpu])
 def test_chunks_of_blocks_of_any_size_continue_a_text(opened: Open, target: Any) -> None:
     runner, other = opened(), opened(target)
@@ -138,6 +139,7 @@ def test_a_lost_device_is_an_error(opened: Open, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(logits(runner, 1, CHUNK), logits(runner, 0, CHUNK))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("provider", [LargeBlocks, LateCudaOnCpu])
 def test_evicted_prefixes_come_back_from_host_memory(opened: Open, provider: Any) -> None:
     """More texts than slots, each asked for twice, a step in flight: the tokens are those without tiers."""

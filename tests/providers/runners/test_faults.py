@@ -83,6 +83,7 @@ def undisturbed(provider: Provider, model: Path) -> list[list[int]]:
     return tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", [LOST, FULL], ids=["device-lost", "out-of-memory"])
 @pytest.mark.parametrize("moment", [0, 2, 5, 9])
 def test_a_transient_fault_fails_no_request(
@@ -94,6 +95,7 @@ def test_a_transient_fault_fails_no_request(
     assert faults.runs > moment
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", [LOST, FULL], ids=["device-lost", "out-of-memory"])
 @pytest.mark.parametrize("moment", [0, 6])
 def test_a_lost_device_fails_its_requests_with_the_reason(

@@ -284,6 +284,7 @@ def test_integer_products_become_weight_only(method: str, open_runner: Open, tmp
     np.testing.assert_allclose(all_logits(runner, ids), expected, atol=1e-3)
 
 
+@pytest.mark.long
 def test_llm_gives_the_tokens_of_the_cpu_provider(tmp_path: Path) -> None:
     made = package("qwen3", tmp_path)
     prompts = ["hello there", "a", "one two three four five six seven"]

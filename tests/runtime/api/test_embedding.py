@@ -53,6 +53,7 @@ def hidden_states(checkpoint: Path, tokens: list[int]) -> npt.NDArray[np.float32
     return states
 
 
+@pytest.mark.long
 def test_embeddings_are_pooled_hidden_states(checkpoint: Path) -> None:
     with LLM(checkpoint, max_slots=2, num_threads=1) as llm:
         last = llm.embed(TEXTS, normalize=False)

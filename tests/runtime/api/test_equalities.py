@@ -94,6 +94,7 @@ def test_chunked_is_whole(options: dict[str, Any], expected: list[list[int]]) ->
         assert tokens(llm, PROMPTS, PARAMS) == expected
 
 
+@pytest.mark.long
 def test_a_prefix_hit_is_a_miss(options: dict[str, Any], expected: list[list[int]]) -> None:
     with LLM(**options) as llm:
         for _ in range(2):

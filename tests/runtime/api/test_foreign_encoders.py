@@ -55,11 +55,13 @@ def check_rows(file: Path, context_length: int = 512) -> None:
     np.testing.assert_array_equal(alone, states[8:20])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", JOINED)
 def test_a_graph_of_another_exporter_runs_without_padding(name: str) -> None:
     check_rows(FOLDER / f"{name}.onnx")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["optimum-bert", "optimum-roberta", "optimum-albert"])
 def test_tables_of_positions_may_be_short(name: str, tmp_path: Path) -> None:
     """Shapes are evaluated with fewer tokens where the usual sizes are beyond a table."""
@@ -137,6 +139,7 @@ def write_without_rounding(file: Path, path: Path) -> None:
     ir.save(model, path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_products_of_rounded_inputs_round_the_rows_of_texts(name: str, tmp_path: Path) -> None:
     """The file has one scale for all tokens of a run, so its results depend on its padding; these do not.
@@ -157,6 +160,7 @@ def test_products_of_rounded_inputs_round_the_rows_of_texts(name: str, tmp_path:
     assert errors[1] < 0.01 * np.abs(exact).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_lifted_products_have_the_results_of_the_file(name: str, tmp_path: Path) -> None:
     """A unit in the last place may move an element to the next integer; most stay."""

@@ -34,6 +34,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {case: folder / case for case in CASES}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("provider", ["cpu", "CPUExecutionProvider"])
 def test_vectors_equal_those_of_transformers(packages: dict[str, Path], case: str, provider: str) -> None:

@@ -60,16 +60,19 @@ def wrong(ink: tuple[int, int, int] | None = None, **options: Any) -> float:
     return sum(edits(*pair) for pair in pairs) / sum(len(value) for value, _ in pairs)
 
 
+@pytest.mark.long
 def test_less_than_a_fiftieth_of_the_characters_of_forms_is_wrong() -> None:
     """Of 24 forms with words that were not trained on; it was 0.5 % where the model was trained."""
     assert wrong() < 0.02
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ink", [(255, 0, 0), (0, 0, 255)])
 def test_red_and_blue_text_is_read_as_black_text(ink: tuple[int, int, int]) -> None:
     assert wrong(ink) < 0.02
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [{"provider_options": {"tower": "int8"}}, {"quantize": "int8-fast"}, {"quantize": "int4-fast"}],

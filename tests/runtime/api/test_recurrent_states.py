@@ -207,6 +207,7 @@ def test_rejected_proposals_change_no_token(checkpoint: Path, lie_every: int) ->
     assert (stats.accepted_tokens == stats.proposed_tokens) == (lie_every == 0)
 
 
+@pytest.mark.long
 @PROVIDERS
 def test_a_state_restored_from_disk_equals_a_computed_one(
     checkpoint: Path, provider: str, tmp_path: Path

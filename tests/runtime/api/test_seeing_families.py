@@ -110,6 +110,7 @@ def patches_of(expected: Any, units: Sequence[Sequence[Any]], size: int) -> Any:
     return np.concatenate([square_patches(values, size) for values in cut])
 
 
+@pytest.mark.long
 def test_pixels_and_states_equal_transformers(family: str, package: Path) -> None:
     seen, expected = encoder(package), golden(family)
     prepared = [seen.prepare(each, several=len(pictures(family)) > 1) for each in pictures(family)]
@@ -143,6 +144,7 @@ def test_tokens_equal_transformers(family: str, package: Path, options: Json | N
         assert answer(llm, asked(*pictures(family)))[0] == expected["tokens"].tolist()
 
 
+@pytest.mark.long
 def test_a_second_question_computes_nothing_of_the_pictures(family: str, llm: LLM, fresh: LLM) -> None:
     first, _ = answer(llm, asked(*pictures(family)))
     encoded = llm.requests.sight._encoder.num_encoded
@@ -155,6 +157,7 @@ def test_a_second_question_computes_nothing_of_the_pictures(family: str, llm: LL
     assert answer(llm, asked(*pictures(family)))[0] == first
 
 
+@pytest.mark.long
 def test_neighbours_of_a_step_change_nothing(llm: LLM, fresh: LLM) -> None:
     talks = [
         asked(picture(30, 31)),
@@ -166,6 +169,7 @@ def test_neighbours_of_a_step_change_nothing(llm: LLM, fresh: LLM) -> None:
     assert together == [answer(fresh, talk)[0] for talk in talks]
 
 
+@pytest.mark.long
 def test_a_conversation_goes_on_behind_its_pictures(llm: LLM, fresh: LLM) -> None:
     talk = [
         *asked(*pictures()),
@@ -176,6 +180,7 @@ def test_a_conversation_goes_on_behind_its_pictures(llm: LLM, fresh: LLM) -> Non
     assert answer(llm, talk)[0] == answer(fresh, talk)[0]
 
 
+@pytest.mark.long
 def test_a_later_picture_is_the_only_one_that_is_computed(family: str, llm: LLM) -> None:
     first, later = pictures(family), picture(24, 40, 77)
     talk = [*asked(*first), {"role": "assistant", "content": "A lot."}, *asked(later, text="And?")]
@@ -224,6 +229,7 @@ def test_any_cut_of_positions_in_time_height_and_width_gives_equal_tokens(
             assert cached >= cut - 1
 
 
+@pytest.mark.long
 def test_text_alone_is_read_as_without_a_tower(family: str, llm: LLM, tmp_path: Path) -> None:
     export(
         write_vlm(tmp_path / "checkpoint", family.removesuffix("-alone"), seed=SEED),

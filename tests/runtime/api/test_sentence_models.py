@@ -39,6 +39,7 @@ def golden(name: str) -> dict[str, Any]:
         return {key.partition("/")[2]: arrays[key] for key in arrays if key.partition("/")[0] == name}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.kind == "dense"])
 def test_dense_vectors(tmp_path: Path, name: str) -> None:
     encoder, expected = exported(tmp_path, name), golden(name)
@@ -349,6 +350,7 @@ def _damage(source: Path) -> Path:
     return source
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "call"),
     [

@@ -86,6 +86,7 @@ def png(pixels: Any) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

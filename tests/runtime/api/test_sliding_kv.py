@@ -135,6 +135,7 @@ def test_a_small_pool_of_blocks_goes_further_with_windows(options: dict[str, Any
         assert trimmed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("swap", [False, True])
 def test_a_trimmed_request_may_be_preempted(options: dict[str, Any], expected: list[int], swap: bool) -> None:
     config = EngineConfig(trim_windows="always", swap_bytes=2**28 * swap)
@@ -148,6 +149,7 @@ def test_a_trimmed_request_may_be_preempted(options: dict[str, Any], expected: l
         assert (llm.stats().kv_restored_tokens > 800) == swap
 
 
+@pytest.mark.long
 def test_trimmed_kv_is_restored_from_disk(
     options: dict[str, Any], expected: list[int], tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_family_of_pictures_refuses_videos(tmp_path: Path) -> None:
         llm.chat(asked(frames("smolvlm")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("video", "fps", "why"),
     [

@@ -167,6 +167,7 @@ def test_tokens_equal_transformers(provider: str, options: dict[str, str], check
                 assert found == (wanted if timed else wanted[:32]), (name, number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timestamps", [True, False])
 def test_beams_equal_transformers(timestamps: bool, checkpoint: Path) -> None:
     name = "timed_beams" if timestamps else "untimed_beams"
@@ -184,6 +185,7 @@ def test_beams_equal_transformers(timestamps: bool, checkpoint: Path) -> None:
     assert best > greedy.segments[0].mean_logprob
 
 
+@pytest.mark.long
 def test_beams_of_an_async_model_are_the_same(checkpoint: Path) -> None:
     async def transcribed() -> list[Segment | Transcription]:
         model = AsyncLLM(checkpoint)
@@ -411,6 +413,7 @@ VALUES: tuple[Any, ...] = (
 )
 
 
+@pytest.mark.long
 def test_wrong_values_are_errors_of_carryall_and_the_model_goes_on(checkpoint: Path) -> None:
     samples = sound(0.5)
     with LLM(checkpoint) as llm:

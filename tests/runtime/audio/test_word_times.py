@@ -112,6 +112,7 @@ def test_tokens_are_joined_to_words(tokens: list[int], language: str, expected: 
     assert [(word.text, word.start, word.end) for word in words] == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("heads", "error", "message"),
     [

@@ -156,6 +156,7 @@ def test_a_closed_answer_ends_its_request() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_the_front_knows_what_a_replica_holds_until_it_is_evicted() -> None:
     """A budget of 400 tokens holds one of these prompts, so the second takes the place of the first."""
 

@@ -71,6 +71,7 @@ option_sets = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(st.lists(option_sets, min_size=1, max_size=6), st.integers(0, 1000))
 def test_equal_on_the_toy_model(options: list[dict[str, Any]], seed: int) -> None:

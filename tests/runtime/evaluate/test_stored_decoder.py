@@ -45,6 +45,7 @@ def test_logits_are_those_of_the_graph_as_written(package: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_the_report_has_the_price_as_stored_beside_the_price_as_run(
     package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_picture_fills_the_budget_of_tokens_and_never_exceeds_it(height: int, 
         assert wide > scale * width - 12
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(height=st.integers(1, 300), width=st.integers(1, 300))
 def test_crops_are_the_whole_picture(height: int, width: int) -> None:

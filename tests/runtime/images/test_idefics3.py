@@ -50,6 +50,7 @@ def pixel_values(options: Processor, pixels: Pixels) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(apart.reshape(-1, 3, options.tile, options.tile))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: "{longest}-{tile}-{split}-{res}-{height}x{width}".format(**case)
 )

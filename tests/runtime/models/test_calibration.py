@@ -23,9 +23,36 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def test_text_is_cut_into_windows_and_at_the_end(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "some.txt"
-    path.write_text("x" * 1000)
-    windows = calibration_windows(tokenizer, path, context_length=100, max_tokens=250)
-    assert [len(window) for window in windows] == [100, 100, 50]
+    path.write_text("x" * 20_000)
+    for most, last in ((8_250, 50), (8_192, 92)):
+        windows = calibration_windows(tokenizer, path, context_length=100, max_tokens=most)
+        assert [len(window) for window in windows] == [100] * (most // 100) + [last]
+
+
+@pytest.mark.parametrize("context", [100, 4096])
+@pytest.mark.parametrize("most", [1, 30, 128, 1000, 4096, 8191])
+def test_few_tokens_are_spread_over_the_text(
+    tokenizer: Tokenizer, tmp_path: Path, context: int, most: int
+) -> None:
+    path = tmp_path / "some.txt"
+    text = "".join(chr(97 + index // 400) for index in range(8192))  # 21 parts
+    path.write_text(text + "x" * 5000)
+    windows = calibration_windows(tokenizer, path, context_length=context, max_tokens=most)
+    size = min(128, context, most)
+    assert max(map(len, windows)) == size
+    assert most - 2 * size < sum(map(len, windows)) <= most
+    texts = [tokenizer.decode(window.tolist()) for window in windows]
+    assert texts[0] == text[: len(texts[0])]
+    assert all(each in text for each in texts)
+    if most >= 4096:
+        assert {letter for each in texts for letter in each} >= set(text) - {text[-1]}
+
+
+def test_a_short_text_is_used_whole(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text("x" * 300)
+    windows = calibration_windows(tokenizer, path, context_length=1000, max_tokens=400)
+    assert [len(window) for window in windows] == [128, 128, 44]
 
 
 def test_every_window_begins_as_a_text_does(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def logprobs(model: Path, **options: Any) -> np.ndarray:
     return np.array([next(iter(each.values())).logprob for each in found[1:] if each])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [None, *METHODS])
 def test_a_checkpoint_runs_in_place_with_the_bits_of_its_package(
     checkpoint: Path, tmp_path: Path, cache: Path, method: str | None
@@ -61,6 +62,7 @@ def test_a_checkpoint_runs_in_place_with_the_bits_of_its_package(
     np.testing.assert_array_equal(here, logprobs(package))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "gpt2", "mixtral"]
 )

@@ -38,6 +38,7 @@ def logits_of(model: Path, options: dict[str, Any], *lengths: int) -> tuple[npt.
         runner.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("isa", "tolerance"), [("portable", 1e-5), ("", 1e-4)])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_expanded_kv(

@@ -51,6 +51,7 @@ class Noted:
         return found
 
 
+@pytest.mark.long
 def test_eagle3_proposes_what_numpy_does(tmp_path: Path) -> None:
     target = write_tiny("llama", tmp_path / "target", num_hidden_layers=7)
     head = write_eagle3(tmp_path / "head", target)
@@ -101,6 +102,7 @@ def test_eagle3_beside_quantized_weights(method: str, tmp_path: Path) -> None:
         assert llm.stats().proposed_tokens > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", TARGETS)
 def test_an_assistant_of_gemma4_drafts_what_transformers_does(case: str, tmp_path: Path) -> None:
     target = write_case(case, tmp_path / "target")
@@ -218,6 +220,7 @@ def test_medusa_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             LLM(target, speculative=f"draft:{heads}")
 
 
+@pytest.mark.long
 def test_what_a_drafter_cannot_serve_is_refused(tmp_path: Path) -> None:
     target = write_tiny("llama", tmp_path / "target", num_hidden_layers=7)
     head = f"draft:{write_eagle3(tmp_path / 'head', target)}"

@@ -78,6 +78,7 @@ def test_optimize_for_the_cpu_keeps_explicit_kv_and_the_results(biased: Path, tm
     assert greedy(tmp_path / "copy" / "out.onnx", "cpu", 2) == greedy(biased, "cpu", 2)
 
 
+@pytest.mark.long
 def test_openvino_generates_the_same_tokens_and_says_why_it_is_slower(
     biased: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -69,6 +69,7 @@ def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
     assert np.corrcoef(found, expected)[0, 1] > 0.95
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ3_XXS", "TQ1_0", "TQ2_0"])
 def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, cache: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
@@ -105,6 +106,7 @@ def test_a_quantized_file_is_refused_before_it_is_exported(tmp_path: Path, cache
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
 def test_a_file_runs_in_place_with_onnxruntimes_kernels_too(tmp_path: Path, cache: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
@@ -121,6 +123,7 @@ def test_a_mixed_file_merges_only_products_of_one_type(tmp_path: Path) -> None:
     assert_near(logprobs(path), logprobs(export_package(path, tmp_path / "package").path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("MXFP4", "MXFP4"), ("IQ4_XS", "Q5_1")])
 def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: tuple[str, str]) -> None:
     path = tmp_path / "m.gguf"
@@ -136,6 +139,7 @@ def test_experts_keep_the_bytes_of_the_file(tmp_path: Path, cache: Path, kinds: 
     assert_near(here, logprobs(export_package(path, tmp_path / "package").path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "kinds", "config"),
     [
@@ -166,6 +170,7 @@ def test_stacks_of_experts_become_the_program_of_single_experts(
     assert program(stacked) == program(single)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kinds", [("Q4_0", "Q8_0"), ("MXFP4", "Q5_1")])
 @pytest.mark.parametrize(
     "case",
@@ -257,6 +262,7 @@ def unsampled_byte(path: Path) -> int:
     return int(tensor.data_offset) + 5000
 
 
+@pytest.mark.long
 def test_copies_and_touched_files_are_prepared_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +291,7 @@ def test_copies_and_touched_files_are_prepared_once(
     np.testing.assert_array_equal(logprobs(copied), first)  # prepared from the copy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_change_between_the_samples_is_seen(tmp_path: Path, in_place: bool) -> None:
     path, other = tmp_path / "m.gguf", tmp_path / "n.gguf"

@@ -277,6 +277,7 @@ def test_facts_belong_to_the_content_of_graph_and_weights(
         _ = resolve_model(model).facts
 
 
+@pytest.mark.long
 def test_a_model_that_is_lowered_for_the_cpu_runs_there(tmp_path: Path) -> None:
     """It has slots, and operators of onnxruntime, which others run too."""
     quantized, lowered = str(tmp_path / "int4"), str(tmp_path / "cpu")

@@ -145,6 +145,7 @@ FAMILIES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["cpu", "openvino"])
 @pytest.mark.parametrize("case", [name for name in CASES if name in FAMILIES])
 def test_tensors_of_files_do_not_depend_on_the_context(tmp_path: Path, case: str, target: str) -> None:

@@ -64,6 +64,7 @@ def kernels(own_cache: None) -> None:
         pytest.skip("the CPU kernels are not built")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("provider", "options"), TARGETS)
 def test_logits_are_those_of_separate_operators(
     provider: str, options: dict[str, str], gpt_oss: Path

@@ -72,6 +72,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Layers with windows, whose groups are shorter at the edges of a picture, keep their mask.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "kept"), [("smolvlm", 0), ("qwen2_vl", 0), ("qwen2_5_vl", 2), ("gemma4", 0), ("internvl", 0)]
 )
@@ -87,6 +88,7 @@ def test_states_are_those_of_the_portable_graph(family: str, kept: int, tmp_path
         np.testing.assert_allclose(states(model, feeds), states(portable, feeds), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @needs_kernels
 @pytest.mark.parametrize(
     "family",
@@ -175,6 +177,7 @@ def test_weights_that_16_bits_do_not_hold_stay_whole(wide: Path) -> None:
         assert 1e-5 < error < 2e-3
 
 
+@pytest.mark.long
 @needs_kernels
 @pytest.mark.parametrize(
     "family",

@@ -59,6 +59,7 @@ def test_a_failed_block_ends_too() -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.long
 def test_inside_a_block_dropped_objects_are_freed_and_newer_ones_excluded() -> None:
     older = made()
     with lasting_objects():

@@ -38,6 +38,7 @@ def small_pieces() -> Any:
         yield
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     VALUES,

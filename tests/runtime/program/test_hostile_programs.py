@@ -52,6 +52,7 @@ def test_branches_of_branches_may_be_deeper_than_the_stack(llm: LLM) -> None:
     assert len(run.requests()) == 2
 
 
+@pytest.mark.long
 def test_thousands_of_branches_run_and_share_what_is_before_them(llm: LLM) -> None:
     @program(max_tokens=1)
     def wide(s: Any) -> None:
@@ -81,6 +82,7 @@ def places(s: Any) -> None:
         branch += gen("a", max_tokens=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("endless", [forks, texts, places])
 def test_a_program_without_end_is_cancelled(llm: LLM, endless: Callable[[Any], None]) -> None:
     def begun(s: Any) -> None:
@@ -95,6 +97,7 @@ def test_a_program_without_end_is_cancelled(llm: LLM, endless: Callable[[Any], N
     assert llm.stats().running == llm.stats().waiting == 0
 
 
+@pytest.mark.long
 def test_thousands_of_choices_are_compared_and_can_be_cancelled(tmp_path: Path) -> None:
     choices = [f"choice {number}" for number in range(1000)]
 
@@ -237,6 +240,7 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_asks_for_too_much_is_refused_here(llm: LLM, name: str) -> None:
     parts, message = HOSTILE[name]

@@ -35,6 +35,7 @@ def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
     signal.signal(request.param, before)
 
 
+@pytest.mark.long
 def test_a_signal_drains_and_ends(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
@@ -105,6 +106,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_service() -> None:
         asyncio.run(serve(ModelRepository.of_one("toy", load), CONFIG, never))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the engine's traceback
 def test_a_dead_engine_ends_the_service() -> None:
     def die(rows: object) -> None:
@@ -124,6 +126,7 @@ def test_a_dead_engine_ends_the_service() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_taken_port_is_known_before_loading() -> None:
     async def scenario() -> None:
         ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()

@@ -31,6 +31,7 @@ def harmless() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.mark.long
 def test_hangup_reloads_keys_and_safe_settings(
     harmless: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -186,6 +186,7 @@ def test_a_budget_counts_all_weights(tmp_path: Path) -> None:
     assert 8 < bits <= 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["optimize", "quantize"])
 def test_a_report_that_cannot_be_written_is_told_exactly(
     verb: str, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ def forms(report: PlanReport) -> dict[str, PlannedForm]:
     return {form.form: form for form in report.forms}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "form"),
     [("llama", STORED), ("llama", "int4-fast"), ("gemma2", "int8-fast"), ("qwen3_5_text", "int4-fast")],
@@ -68,6 +69,7 @@ def test_the_bandwidth_bounds_the_speed(checkpoint: Path) -> None:
         assert form.tokens_per_second == pytest.approx(4 * 1e9 / reads)
 
 
+@pytest.mark.long
 def test_this_machine_is_measured(checkpoint: Path) -> None:
     report = plan(checkpoint)
     assert report.measured

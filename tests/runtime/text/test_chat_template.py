@@ -140,6 +140,7 @@ def test_broken_templates(source: str, words: str) -> None:
         render(source)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "source",
     [

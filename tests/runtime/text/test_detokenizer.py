@@ -28,6 +28,7 @@ def stream(
     return [*(detokenizer.push(token) for token in tokens), detokenizer.end()]
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(tokens=st.lists(st.integers(0, 257), max_size=60), skip=st.booleans())
 def test_any_bytes(by_bytes: Tokenizer, tokens: list[int], skip: bool) -> None:
@@ -37,6 +38,7 @@ def test_any_bytes(by_bytes: Tokenizer, tokens: list[int], skip: bool) -> None:
     assert at_once == (None if "\N{REPLACEMENT CHARACTER}" in whole else whole)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(pieces=st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_size=12))
 def test_words_and_bytes_of_whole_characters(by_words: Tokenizer, pieces: list[str]) -> None:

@@ -47,6 +47,7 @@ def tokenizer(kind: str) -> Tokenizer:
     return made
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     kind=st.sampled_from(["bytes", "first", "prepends", "strips"]),

@@ -107,6 +107,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
     assert "holds itself" in refused("{% set ns = namespace() %}{% set ns.x = [[ns]] %}{{ ns | string }}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(SANDBOX.filters) - OWN | {"tojson"}))
 def test_every_filter_on_lists_that_hold_themselves_twice(name: str) -> None:
     arguments = {

@@ -84,6 +84,7 @@ MASKS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mask", MASKS)
 def test_an_encoder_computes_the_same_on_the_cpu(mask: str) -> None:
     text = ENCODER.format(mask=MASKS[mask])

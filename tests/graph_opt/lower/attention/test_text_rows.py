@@ -51,6 +51,7 @@ def text(ids: list[int], types: list[int] | None = None) -> Tokens:
     return Tokens(ids, types or [0] * len(ids), [], [], [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", JOINED)
 def test_states_and_logits_equal_those_of_transformers(tmp_path: Path, case: str) -> None:
     session = opened(tmp_path, case)
@@ -83,6 +84,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JoinedTexts]
     return {name: opened(tmp_path_factory.mktemp(name), name) for name in names}
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_text_has_the_same_bits_alone_and_in_any_batch(

@@ -160,6 +160,7 @@ def test_tensorrt_graphs_compute_the_model(family: str, compute: ir.DataType | N
     assert worst(expected, lowered) < (1e-5 if compute is None else 1e-2)
 
 
+@pytest.mark.long
 def test_a_tensorrt_graph_computes_layers_that_share_a_cache(tmp_path: Path) -> None:
     expected, model = portable("gemma4_text", tmp_path)
     pipeline.run(model, standard_passes(CONTEXT), debug=True)

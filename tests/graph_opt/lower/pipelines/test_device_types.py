@@ -58,6 +58,7 @@ def test_norms_of_q_and_k_stay_with_an_int8_cache(tmp_path: Path) -> None:
     assert all(len(node.inputs) == 16 for node in nodes_of(folded, "GroupQueryAttention", MICROSOFT))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compute", [FP16, BF16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize(("form", "operator"), [("float", "MoE"), ("int4-minima", "QMoE")])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])

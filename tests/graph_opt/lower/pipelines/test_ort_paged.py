@@ -233,6 +233,7 @@ def test_block_sizes_are_supported_by_flash_attention() -> None:
     assert [block_size(size) for size in (32, 64, 80, 128, 256)] == [256, 256, 128, 128, 64]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "kind", "shape"), [("int8-kv", "PER_CHANNEL", [2, 1, 64]), ("int8-kv-tensor", "PER_TENSOR", [1])]
 )

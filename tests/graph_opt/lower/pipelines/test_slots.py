@@ -164,6 +164,7 @@ def test_int8_activations_add_little_error_to_int4_weights() -> None:
     assert 1e-8 < result.tokens.kl < 2e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "overrides", "limit"),
     [("llama", {"head_dim": 16}, 11), ("mistral", {"head_dim": 16}, 11), ("phi3", {}, 17), ("qwen3", {}, 17)],

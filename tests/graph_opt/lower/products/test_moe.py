@@ -87,6 +87,7 @@ def test_moe_computes_float_experts(family: str, tmp_path: Path) -> None:
     assert error(expected, model, tmp_path) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_the_graph_for_cuda_computes_the_model(family: str, tmp_path: Path) -> None:
     expected, model = (
@@ -113,6 +114,7 @@ def test_8_bit_experts_round_activations_as_separate_products(family: str, tmp_p
     assert worst(*runners) < 1e-5
 
 
+@pytest.mark.long
 def test_cuda_is_told_not_to_normalise(tmp_path: Path) -> None:
     model = quantize(exported("qwen3_moe-unnormalized", tmp_path, WIDE), BlockFormat(block_size=32))
     lower(model, CUDA_ON_CPU)

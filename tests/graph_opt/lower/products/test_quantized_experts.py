@@ -24,7 +24,9 @@ KERNELS = dataclasses.replace(CPU, quantized_linear=True, paged_attention=True)
 
 
 def quantized(folder: Path, form: BlockFormat, family: str = "qwen3_moe", **options: Any) -> ir.Model:
-    model = export_model(write_tiny(family, folder / "checkpoint", moe_intermediate_size=32))
+    model = export_model(
+        write_tiny(family, folder / "checkpoint", dtype=np.float32, moe_intermediate_size=32)
+    )
     return pipeline.run(model, [WeightOnlyQuantizationPass(form, **options)])[0]
 
 
@@ -48,6 +50,19 @@ def test_a_mixture_becomes_one_operator(tmp_path: Path, form: BlockFormat, offse
     assert first is not None
     assert first.const_value is not None
     assert first.const_value.shape[0] == facts["num_experts"]
+
+
+def test_a_mixture_of_16_bits_keeps_them(tmp_path: Path) -> None:
+    model = export_model(write_tiny("qwen3_moe", tmp_path / "checkpoint", moe_intermediate_size=32))
+    pipeline.run(model, slot_passes(SlotOptions(context_length=16, kernels=KERNELS, paged=True)))
+    nodes = [node for node in model.graph if node.op_type == "QuantizedExperts"]
+    assert len(nodes) == 2
+    for node in nodes:
+        facts = {name: attribute.value for name, attribute in node.attributes.items()}
+        assert (facts["bits"], facts["offsets"], facts["out_bits"], facts["out_offsets"]) == (16, 6, 16, 6)
+        experts, hidden, width = facts["num_experts"], facts["hidden"], facts["width"]
+        sizes = [value.const_value.nbytes for value in node.inputs[2:4] if value and value.const_value]
+        assert sizes == [experts * 2 * 2 * hidden * width, experts * 2 * hidden * width]
 
 
 def test_biases_are_those_of_the_experts_after_their_nodes_are_gone(tmp_path: Path) -> None:
@@ -82,7 +97,7 @@ def test_what_the_operator_cannot_compute_is_refused_with_the_reason(
     pipeline.run(model, [lowering])
     assert not lowering.fired
     expected = {
-        True: "the weights of some experts are float, or have a type without a kernel",
+        True: "the weights of some experts are float32, or have a type without a kernel",
         False: "the experts' weights differ in bits, block size or zero points",
     }[other is None]
     assert {refusal.reason for refusal in lowering.refusals} == {expected}

@@ -49,6 +49,7 @@ FAR = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "body",
     [
@@ -71,6 +72,7 @@ ATTENTION = "kt = Transpose <perm = [0, 1, 3, 2]> (k) t = MatMul(q, kt) %s p = S
 ATTENDED = "g (float[2, 4, 5, 8] q, float[2, 4, 5, 8] k, float[2, 4, 5, 8] v, float[2, 1, 5, 5] b)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "given", "feed"),
     [
@@ -145,6 +147,7 @@ def test_names_that_passes_use_themselves() -> None:
     assert unchanged(model, {"x": SMALL}) == ["ReduceMean", "Slice", "Add"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "given", "feed"),
     [

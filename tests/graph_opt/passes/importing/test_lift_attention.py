@@ -76,6 +76,7 @@ def outputs(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("past", [0, 6])
 @pytest.mark.parametrize(
     ("packed", "more"),

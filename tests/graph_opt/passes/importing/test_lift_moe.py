@@ -190,6 +190,7 @@ def test_other_layouts_of_gate_and_up(node: str, given: Arrays) -> None:
     np.testing.assert_array_equal(evaluate(model, {"x": x})[0], evaluate(in_turn, {"x": x})[0])
 
 
+@pytest.mark.long
 def test_the_third_layer_is_the_up_projection() -> None:
     node = 'MoE <k = 2, activation_type = "silu"> (x, scores, gate, , w2, , up)'
     model, in_turn = routed(node, APART), routed(f"MoE <{swiglu()}> (x, scores, w1, , w2)", {})

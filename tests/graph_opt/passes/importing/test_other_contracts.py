@@ -67,6 +67,7 @@ def test_a_decoder_without_a_cache_gets_one(family: str, tmp_path: Path) -> None
         assert found.tokens.greedy_equal == found.tokens.steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_decoder_for_one_token_accepts_many(family: str, tmp_path: Path) -> None:
     write_tiny(family, tmp_path / "checkpoint")

@@ -339,6 +339,7 @@ def default_run(model: ir.Model, feed: dict[str, Any], level: str) -> Any:
     return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"]).run(None, feed)[0]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     before=st.sampled_from("abcd"),

@@ -131,6 +131,7 @@ def test_forms_in_branches_are_converted() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [0.3, 1 / 3, 0.5, 0.6, 0.75, 0.9, 1.1, 1.5, 2.0, 2.7])
 @pytest.mark.parametrize("size", [5, 8, 13])
 def test_the_nearest_pixel_of_opset_10_is_onnxruntime_s(scale: float, size: int) -> None:

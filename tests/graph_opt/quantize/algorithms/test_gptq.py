@@ -10,9 +10,11 @@ from carryall.errors import GraphError
 from carryall.graph_opt.quantize.algorithms import gptq
 from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, Quantized, round_to_nearest
 from carryall.graph_opt.quantize.algorithms.inputs import Inputs
+from carryall.graph_opt.quantize.algorithms.sweep import SweepScales, sweep_panel
 
 RNG = np.random.default_rng(0)
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 
 def dequantized(result: Quantized, form: BlockFormat) -> Floats:
@@ -47,6 +49,41 @@ def test_products_with_typical_inputs_are_nearer_than_by_rounding(
         for result in (gptq.quantize(weight, form, Inputs(moments)), round_to_nearest(weight, form))
     ]
     assert errors[0] < 0.4 * errors[1]
+
+
+def gptq_levels(weight: Floats, inputs: Inputs, scales: Doubles, block_size: int) -> Doubles:
+    """Return the levels by the paper's recurrence, with the factor of the moments' inverse, in float64."""
+    order = inputs.order
+    factor = np.linalg.cholesky(np.linalg.inv(inputs.damped.astype(np.float64)[np.ix_(order, order)])).T
+    left, levels = weight[order].astype(np.float64), np.empty(weight.shape)
+    for k, row in enumerate(left):
+        scale = scales[order[k] // block_size]
+        levels[order[k]] = level = np.clip(np.rint(row / scale), -8, 7)
+        left[k + 1 :] -= np.outer(factor[k, k + 1 :], (row - level * scale) / factor[k, k])
+    return levels
+
+
+@pytest.mark.parametrize("width", [96, 320, 1088])
+def test_levels_are_those_of_the_recurrence_with_the_inverse(width: int) -> None:
+    """1,088 inputs are several blocks of the factor, and several panels; the last ones are not whole."""
+    form = BlockFormat(block_size=32)
+    x = correlated_inputs(1500, width)
+    inputs = Inputs(x.T @ x / np.float32(len(x)))
+    weight = RNG.standard_normal((width, 24)).astype(np.float32)
+    scales = np.full((width // 32, 24), 0.25, np.float32)
+    levels, slopes = np.empty_like(weight), np.empty_like(weight)
+    grid = SweepScales(scales, np.zeros_like(scales), np.arange(width)[inputs.order] // 32)
+    levels[inputs.order], slopes[inputs.order] = gptq.rounded(
+        weight[inputs.order], grid, inputs.factor, form, sweep_panel
+    )
+    expected = gptq_levels(weight, inputs, scales.astype(np.float64), 32)
+    # In float32 a value between two levels can get the other one, and moves some of those behind it.
+    assert (levels != expected).mean() < 0.01
+    damped = inputs.damped.astype(np.float64)
+    errors, others = (weight - each * np.repeat(scales, 32, 0) for each in (levels, expected))
+    exact = damped @ errors
+    np.testing.assert_allclose((errors * exact).sum(), (others * (damped @ others)).sum(), rtol=1e-3)
+    np.testing.assert_allclose(slopes, exact, atol=1e-4 * float(np.abs(exact).max()))
 
 
 def test_values_stay_in_range_and_zeros_stay_zero() -> None:

@@ -76,6 +76,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from carryall.graph_opt.quantize.algorithms import gptq, refine
-from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, dequantize, round_to_nearest
+from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, dequantize, round_to_nearest, scaled
 from carryall.graph_opt.quantize.algorithms.grouped import Scales
 from carryall.graph_opt.quantize.algorithms.sweep import sweep_panel
 
@@ -44,7 +44,8 @@ def slope_of(weight: Floats, steps: Floats, scales: Floats, moments: Floats) -> 
 def descended(
     weight: Floats, levels: Floats, scales: Floats, zero: Floats, moments: Floats, form: BlockFormat
 ) -> Floats:
-    return gptq.descend(weight, levels, Scales(scales, zero), moments, form, sweep_panel).scales
+    slope = moments @ (weight - scaled(levels, form, scales, zero))
+    return gptq.descend(slope, levels, Scales(scales, zero), moments, form, sweep_panel).scales
 
 
 @pytest.mark.parametrize(("size", "symmetric"), [(32, True), (32, False), (256, False)])

@@ -81,6 +81,7 @@ def snr(exact: Array, found: Array) -> float:
     return float(10 * np.log10((exact**2).sum() / ((exact - found) ** 2).sum()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [quantize_static, quantize_dynamic])
 def test_results_are_near_and_both_evaluators_agree(method: Any) -> None:
     feed = {"x": np.random.default_rng(5).standard_normal((2, 3, 16, 16)).astype(np.float32)}
@@ -143,6 +144,7 @@ def test_auto_is_at_least_as_near_as_any_calibrator_on_what_it_saw() -> None:
     assert found[0] == pytest.approx(max(found), abs=1e-6)
 
 
+@pytest.mark.long
 def test_layers_above_the_error_limit_stay_float() -> None:
     spiky = weights()["w4"].copy()
     spiky[:, 0] *= 400  # one input channel uses all levels

@@ -112,6 +112,7 @@ def test_unsupported_products_are_explained() -> None:
     assert apply(DynamicProductsPass(), model) == ["the quantized input is not multiplied with a weight"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [("llama", {"head_dim": 16}), ("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen3", {})],

@@ -85,6 +85,7 @@ def test_later_stages_use_the_substituted_weights(tmp_path: Path) -> None:
     np.testing.assert_allclose(4 * stages[behind].moments, plain[behind].moments, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_experts_get_the_inputs_of_the_tokens_routed_to_them(tmp_path: Path) -> None:
     """An expert without tokens has equal inputs."""
     options: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 1, "mlp_only_layers": []}

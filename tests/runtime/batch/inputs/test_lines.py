@@ -215,6 +215,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> OfflineEngine:
     return toy_worker(tmp_path_factory.mktemp("toy"))
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(
     st.one_of(

@@ -223,6 +223,7 @@ def sockets(tmp_path: Any) -> Iterator[tuple[Any, Any, EventPublisher]]:
     context.destroy(linger=0)
 
 
+@pytest.mark.long
 def test_messages_have_three_frames_and_can_be_asked_for_again(sockets: Any) -> None:
     subscriber, client, publisher = sockets
     for i in range(5):

@@ -254,6 +254,7 @@ def test_what_cuts_sequences_is_refused() -> None:
         Engine(make_runner(), EngineConfig(kv_eviction_tokens=20))
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(
     turns=st.lists(

@@ -58,6 +58,7 @@ def machines(draw: st.DrawFn) -> tuple[float, float, float, float]:
     return fixed, row, prompt, fixed * 10.0 ** draw(st.floats(-4.0, -1.0))
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     machine=machines(),

@@ -49,6 +49,7 @@ def tokens_of(rows: list[Any], states: list[SamplingState]) -> list[int]:
     return [each.token_id for each in drawn]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", dict.fromkeys(json.dumps(case["options"]) for case in TABLE))
 def test_the_tokens_of_each_way_to_sample(options: str) -> None:
     for case in TABLE:

@@ -108,6 +108,7 @@ def test_the_tournament_is_held_among_the_tokens_that_the_filters_keep(
     assert near or found == order[kept].tolist()
 
 
+@pytest.mark.long
 def test_a_tournament_keeps_the_shares_on_average() -> None:
     """Over random contexts, the distribution after the tournament is that before it."""
     logits = np.array([1.0, 0.5, 0.0, -1.0], np.float32)

@@ -27,6 +27,7 @@ def drawn(probabilities: list[float], **filters: Any) -> dict[int, float]:
 OTHERS: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.9999}, {"min_p": 0.001}, {"typical_p": 0.9999}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 def test_only_the_least_likely_of_the_top_choices_stays(others: dict[str, Any]) -> None:
     shares = drawn([0.05, 0.4, 0.2, 0.3, 0.05], xtc_threshold=0.15, **others)

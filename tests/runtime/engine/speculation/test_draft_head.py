@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from engine_kit import GREEDY, alone, make_engine, make_request, make_runner, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,6 +100,7 @@ def test_a_broken_head_is_disabled_and_slots_are_reused() -> None:
     assert runner.closed
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=30)
 @given(
     prompts=st.lists(st.lists(st.integers(0, 250), min_size=1, max_size=90), min_size=1, max_size=6),

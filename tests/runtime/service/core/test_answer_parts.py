@@ -79,6 +79,7 @@ async def chunks(served: HttpServed, **more: Any) -> tuple[str, dict[int, list[s
     return streamed(await served.events("/v1/chat/completions", **given, **sent, stream=True))
 
 
+@pytest.mark.long
 def test_openai_and_grpc() -> None:
     async def scenario() -> None:
         async with null_llm(template=HERMES, step_seconds=0.01) as llm:

@@ -83,6 +83,7 @@ def test_http_serves_all_three(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [

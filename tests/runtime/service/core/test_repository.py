@@ -99,6 +99,7 @@ class Weights(dict[str, Any]):
     """What a model holds in a reference cycle."""
 
 
+@pytest.mark.long
 def test_unloading_frees_what_was_excluded_from_garbage_collection() -> None:
     async def scenario() -> None:
         held: list[weakref.ref[Weights]] = []

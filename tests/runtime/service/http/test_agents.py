@@ -142,6 +142,7 @@ def test_a_custom_tool_of_a_chat_is_called_with_its_text() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_claude_code_s_server_tools_are_left_out_and_named() -> None:
     async def scenario() -> None:
         from anthropic import AsyncAnthropic
@@ -194,6 +195,7 @@ def test_strict_refuses_what_is_left_out() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -230,6 +232,7 @@ STREAMS: list[Any] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("path", "body", "opening", "ping"), STREAMS)
 def test_a_stream_opens_and_pings_before_the_model_has_run(
     monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], opening: str | None, ping: str
@@ -261,6 +264,7 @@ def test_a_stream_opens_and_pings_before_the_model_has_run(
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_pings_are_what_the_clients_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent second in the middle of a stream."""
     from anthropic import AsyncAnthropic
@@ -353,6 +357,7 @@ def test_a_prompt_that_is_too_long_is_known_as_such(stream: bool) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_conversation_of_more_messages_than_tokens_is_refused_at_once() -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:
@@ -395,6 +400,7 @@ SCHEMAS: list[Any] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("path", "body"), SCHEMAS)
 def test_keywords_that_no_grammar_holds_are_named(path: str, body: dict[str, Any], strict: bool) -> None:
@@ -518,6 +524,7 @@ def test_cut_arguments_do_not_end_a_conversation(arguments: str, told: str) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_client_that_reconnects_100_times_leaves_nothing_behind() -> None:
     """It asks for the same long prompt again and again, and closes each stream after its head."""
     talk = [{"role": "system", "content": "word " * 1200}, *USER]
@@ -549,6 +556,7 @@ def test_a_client_that_reconnects_100_times_leaves_nothing_behind() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),
@@ -609,6 +617,7 @@ def said(path: str, answer: Any) -> tuple[str, list[tuple[str, str]], bool]:
     return choice["message"]["content"] or "", calls, choice["finish_reason"] == "length"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("path", "limit", "body"), CUT_BODIES)
 def test_a_call_cut_at_any_token_leaves_no_markup(
     path: str, limit: str, body: dict[str, Any], tmp_path: Path

@@ -293,6 +293,7 @@ def test_pages_of_other_origins_are_refused(
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -431,6 +432,7 @@ def test_metrics_are_there_for_prometheus() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_large_body_is_read_or_refused_for_its_number_of_arrays() -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm) as served:

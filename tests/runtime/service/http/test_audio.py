@@ -70,6 +70,7 @@ async def ask(service: HttpServed, path: str = PATH, content: bytes | None = Non
     return await service.client.post(path, files=given, data={"language": "en", **fields})
 
 
+@pytest.mark.long
 def test_every_format_has_the_transcript(checkpoint: Path, expected: Transcription) -> None:
     async def scenario() -> None:
         async with served(checkpoint) as service:
@@ -105,6 +106,7 @@ def test_a_stream_has_an_event_for_each_segment(checkpoint: Path, expected: Tran
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # of the client, for translations
 def test_openais_client_transcribes_translates_and_streams(checkpoint: Path, expected: Transcription) -> None:
     openai = pytest.importorskip("openai")
@@ -201,6 +203,7 @@ def test_files_over_the_limit_of_bodies_are_refused(checkpoint: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_short_and_silent_sounds_have_an_answer(checkpoint: Path) -> None:
     async def scenario() -> None:
         async with served(checkpoint) as service:
@@ -224,6 +227,7 @@ def test_models_of_text_write_down_no_sound() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_several_sounds_at_once_have_the_answers_of_each_alone(checkpoint: Path) -> None:
     sounds = [sound(1.0 + 0.7 * number, number) for number in range(4)]
 

@@ -50,6 +50,7 @@ TOOL = {"name": "f", "input_schema": {"type": "object"}}
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

@@ -77,6 +77,7 @@ def test_text_of_the_gap_and_files_are_part_of_the_prompt(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

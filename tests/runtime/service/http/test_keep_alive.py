@@ -196,6 +196,7 @@ def test_a_model_stays_unless_told_otherwise() -> None:
     idle(scenario, Counted(0), None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keep", "seconds"), [(30, 30), ("1m", 60), ("1h30m", 5400), ("2.5s", 2.5), ("1500ms", 1.5), ("30", 30)]
 )
@@ -242,6 +243,7 @@ def test_zero_lets_a_model_go_and_is_told() -> None:
     idle(scenario, Counted(0), 100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keep", ["soon", "5", "5 m", [], {}, True, "nan", "1d"])
 def test_other_times_are_errors(keep: Any) -> None:
     async def scenario(models: ModelRepository, served: HttpServed) -> None:

@@ -68,6 +68,7 @@ def test_a_thousand_streams_in_bounded_memory() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read_delays_no_other_and_takes_no_memory() -> None:
     """Streams that are never read fill their socket's buffer; then the writer waits, and skips states."""
 

@@ -67,6 +67,7 @@ def words(count: int, seed: int) -> str:
     return " ".join(random.Random(seed).choices(WORDS, k=count))
 
 
+@pytest.mark.long
 def test_the_first_token_is_promised_once_prompts_were_measured() -> None:
     async def scenario() -> None:
         async with null_llm(before_forward=slow_prompts) as llm, http_serving(llm) as served:
@@ -106,6 +107,7 @@ def test_the_first_token_is_promised_once_prompts_were_measured() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_too_many_queued_tokens_ask_to_retry_when_there_is_room() -> None:
     async def scenario() -> None:
         model = null_model(before_forward=slow_prompts)
@@ -225,6 +227,7 @@ def turns_of_a_session() -> list[dict[str, Any]]:
     return [{"role": "system", "content": text}, *({"role": "user", "content": each} for each in asked)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("door", ["openai", "anthropic", "responses"])
 def test_each_turn_of_a_session_computes_its_new_tokens_only(door: str) -> None:
     system, *questions = turns_of_a_session()
@@ -411,6 +414,7 @@ def test_a_prompt_of_a_client_that_leaves_is_kept() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "pin"),
     [

@@ -62,6 +62,7 @@ def test_adapters_are_loaded_listed_chosen_and_unloaded(folder: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [

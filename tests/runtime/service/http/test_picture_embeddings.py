@@ -133,6 +133,7 @@ def test_labels_of_pictures(packages: dict[str, Path], model: str) -> None:
     assert "is not base64" in found[2][1]["error"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "body", "reason"),
     [

@@ -154,6 +154,7 @@ def stranger() -> Iterator[http.server.HTTPServer]:
     server.server_close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "reply",
     [

@@ -78,6 +78,7 @@ def test_a_slow_head_ends_its_connection() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_later_requests_of_a_connection_have_their_own_time() -> None:
     async def scenario() -> None:
         async with null_llm() as llm, http_serving(llm, body_timeout_seconds=0.4) as served:

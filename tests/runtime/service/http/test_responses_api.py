@@ -28,6 +28,7 @@ TOOL: Any = {
 }
 
 
+@pytest.mark.long
 def test_a_response_is_what_the_engine_gives_whole_and_streamed() -> None:
     async def scenario() -> None:
         # Slower than the client, which reads the first events in the same loop.

@@ -125,6 +125,7 @@ def test_a_failed_continuation_drops_the_response() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("message", "expected", "told"),
     [

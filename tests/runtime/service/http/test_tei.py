@@ -176,6 +176,7 @@ def test_tokens_of_texts(packages: dict[str, Path]) -> None:
     assert (vllm["count"], vllm["max_model_len"], vllm["tokens"]) == (len(ids), 38, ids)
 
 
+@pytest.mark.long
 def test_info_tells_the_kind_of_the_only_model(packages: dict[str, Path]) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "cls": {"embedding": {"pooling": "cls"}},

@@ -16,6 +16,7 @@ SYNTHID = {"kind": "synthid", "keys": [1, 2, 3, 4, 5, 6, 7, 8]}
 COUNT = 90
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mark", [True, SYNTHID], ids=["green", "synthid"])
 def test_each_api_writes_it(mark: Any) -> None:
     turns = [{"role": "user", "content": "x"}]

@@ -104,6 +104,7 @@ async def by_grpc(
         return {each.name: from_raw(each.name, each.datatype, each.shape, raw) for each, raw in pairs}
 
 
+@pytest.mark.long
 def test_vectors_and_scores_of_texts(packages: dict[str, Path]) -> None:
     cls, ranker = carryall.TextEncoder(packages["cls"]), carryall.TextClassifier(packages["ranker"])
 

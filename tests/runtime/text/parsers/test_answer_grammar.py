@@ -116,6 +116,7 @@ def frame_of(
     return answer_frame(answer_of(style), prompt, given, called, parallel=parallel)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("style", list(styles()))
 def test_a_demanded_call_is_held_to_the_form_of_the_template(
@@ -135,6 +136,7 @@ def test_a_demanded_call_is_held_to_the_form_of_the_template(
     assert not held.allows("")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", STYLES)
 def test_other_calls_are_refused(style: str, folder: Path) -> None:
     both = style, "no thoughts"
@@ -150,6 +152,7 @@ def test_other_calls_are_refused(style: str, folder: Path) -> None:
         assert not held.allows(written(both, [("f", WEATHER), ("f", WEATHER)]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("style", STYLES)
 def test_strict_tools_hold_calls_between_free_text(style: str, tokens: bool, folder: Path) -> None:
@@ -196,6 +199,7 @@ def test_texts_in_pieces_have_the_masks_of_a_lazy_terminal(
     assert compared > 100 * len(cities)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", STYLES)
 def test_functions_without_parameters_can_be_called(style: str, folder: Path) -> None:
     both = style, "no thoughts"
@@ -204,6 +208,7 @@ def test_functions_without_parameters_can_be_called(style: str, folder: Path) ->
     assert not held.allows(written(both, [("now", {"x": 1})]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize(
     ("thoughts", "right", "wrong"),

@@ -129,6 +129,7 @@ def test_a_call_needs_a_name(style: str, name: str) -> None:
         assert [call.name for call in merged_calls(message.tool_calls)] == [name] * bool(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", [*CALLS, *LITERALS, *SINGLE])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), thoughts=st.sampled_from(sorted(THOUGHTS)))
@@ -152,6 +153,7 @@ def test_what_a_template_writes_is_read_back(style: str, data: st.DataObject, th
     assert (message.content.text, message.reasoning.text) == (content, thought)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", [*CALLS, *LITERALS, *SINGLE])
 def test_a_cut_answer_gives_what_came_before_the_cut(style: str) -> None:
     both = style, "thoughts"
@@ -253,6 +255,7 @@ def unclosed(style: tuple[str, str], thought: str) -> tuple[str, str]:
     return prompt, text[: text.index(thought) + len(thought)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("style", MARKED)
 def test_a_call_behind_which_the_answer_ends_is_a_call_though_the_thought_is_open(
@@ -271,6 +274,7 @@ def test_a_call_behind_which_the_answer_ends_is_a_call_though_the_thought_is_ope
         assert message.content.text == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["cut", "unknown", "half", "text"])
 @pytest.mark.parametrize("style", MARKED)
 def test_what_may_be_a_draft_of_a_call_stays_in_the_thought(style: tuple[str, str], fault: str) -> None:

@@ -145,6 +145,7 @@ def test_a_connection_that_was_closed_is_made_again(server: Server, store: Valke
     assert len(server.connections) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "message"),
     [(b":1\r\n", "no value"), (b"*1\r\n", "protocol"), (b"-WRONGTYPE it is a list\r\n", "it is a list")],
