@@ -506,7 +506,7 @@ def default_memory(folder: Path) -> dict[str, Any]:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("carryall").addHandler(handler)
-    PagedAgreement.complaint = counted  # type: ignore[method-assign]
+    PagedAgreement.complaint = counted  # type: ignore[method-assign, assignment]
     sizes: dict[str, Any] = {"max_position_embeddings": CONTEXT, "num_hidden_layers": 2}
     for name, head in (("small", 64), ("wide", 320)):
         write_tiny("llama", folder / name, head_dim=head, **sizes)
@@ -538,7 +538,7 @@ def fraction_of_memory(folder: Path) -> list[list[float]]:
         seen.append(free_memory(provider, options))
         return seen[-1]
 
-    CudaProvider.free_memory = spied  # type: ignore[method-assign]
+    CudaProvider.free_memory = spied  # type: ignore[method-assign, assignment]
     for fraction in (0.9, 0.5, 0.25):
         _stub().stub_memory(ctypes.c_size_t(_used(0) + (400 << 20)))
         options = {"memory_fraction": fraction}
