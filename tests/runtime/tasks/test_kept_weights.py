@@ -14,7 +14,7 @@ from carryall.graph_opt.quantize.algorithms.blockwise import BlockFormat, Floats
 from carryall.graph_opt.quantize.weight_methods import UNCALIBRATED
 from carryall.runtime.models.float_model import FloatModel
 from carryall.runtime.tasks.quantize import quantize
-from carryall.storage.cache import cache_root
+from carryall.storage.root import cache_root
 
 
 @pytest.mark.long
