@@ -68,6 +68,7 @@ CONTEXT_LENGTH = "context_length"
 SLIDING_WINDOWS = "sliding_windows"
 LAYER_STATES = "layer_states"  # how many columns of ``last_hidden_state`` are states of layers, the last ones
 EXPLICIT_KV = "explicit_kv"  # why a lowered graph keeps past in, present out
+SLOT_KV = "slot_kv"  # why a lowered graph has KV in slots, where blocks are the default
 ROPE_AXES = "rope_axes"  # JSON: by rotary frequency, the axis of ``rope_positions`` that it turns with
 # JSON: values of the residual stream, in order. The columns of ``image_states`` behind those of the embedding
 # are added to them, for the tokens of pictures.

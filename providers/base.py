@@ -520,6 +520,14 @@ class Provider(abc.ABC):
             config: the options of the runner; ``context_length`` must be set, for the rope tables.
         """
 
+    def lowerings(self, config: RunnerConfig) -> Sequence[RunnerConfig]:
+        """Return the options to lower a graph with, in the order to try.
+
+        The next ones are for a graph whose attention ``passes`` of those before refuse, and ``runner`` takes
+        the result of each.
+        """
+        return [config]
+
     def holds_angles(self, config: RunnerConfig) -> bool:
         """Return whether a lowered graph holds rotary tables of all positions of a long context."""
         return True

@@ -53,10 +53,13 @@ class LoraPlaces:
         modules: number of inputs and outputs of each linear layer, by module.
         places: maximum number of resident adapters.
         rank: maximum rank of an adapter.
+        sliced: whether runs bind only the rows that they use; captured runs have fixed shapes.
     """
 
-    def __init__(self, modules: Mapping[str, tuple[int, int]], places: int, rank: int) -> None:
-        self.modules, self.rank = modules, rank
+    def __init__(
+        self, modules: Mapping[str, tuple[int, int]], places: int, rank: int, *, sliced: bool = True
+    ) -> None:
+        self.modules, self.rank, self._sliced = modules, rank, sliced
         self.arrays: dict[str, npt.NDArray[np.float32]] = {}
         for module, (inputs, outputs) in modules.items():
             self.arrays[lora_down_name(module)] = np.zeros((places * rank, inputs), np.float32)
@@ -99,7 +102,9 @@ class LoraPlaces:
         self._ranks[place] = max((len(down) for down, _ in matrices.values()), default=0)
 
     def span(self, used: Iterable[int | None]) -> Span:
-        """Return the rows that a run needs for these places; None is a row of the batch without adapter."""
+        """Return the rows that a run binds for these places; None is a row of the batch without adapter."""
+        if not self._sliced:
+            return self.whole
         places = [place for place in used if place is not None and self._ranks[place]]
         if not places:
             return _UNUSED

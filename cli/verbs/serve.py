@@ -35,7 +35,7 @@ def command(chosen: Chosen, as_json: bool, quiet: bool) -> None:
     Examples:
         carryall serve demo
         carryall serve ./qwen3 --quantize int4 --host 0.0.0.0 --http-port 9000
-        carryall serve ./qwen3 --provider cuda --provider-option kv_memory=paged --max-slots 128
+        carryall serve ./qwen3 --provider cuda --max-slots 128
         carryall serve ./minilm  # a text encoder: embeddings and reranking
         carryall serve --models ./models
         carryall serve ./qwen3 --ray auto --replicas 4

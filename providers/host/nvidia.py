@@ -26,6 +26,7 @@ _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 _ANY_DIRECTION = 4  # cudaMemcpyDefault
 _NON_BLOCKING, _NO_TIMING = 1, 2  # cudaStreamNonBlocking, cudaEventDisableTiming
 _CAPABILITY = (75, 76)  # of cudaDeviceAttr, its major and its minor version
+_PROCESSORS = 16
 _COPIED, _COPIES, _ROUNDS = 128 << 20, 8, 3  # bytes, more than caches hold; per round
 _DRIVER = "Install NVIDIA's display driver"
 
@@ -200,8 +201,24 @@ def compute_capability(index: int) -> tuple[int, int]:
     Raises:
         ProviderUnavailableError: there is no such device.
     """
+    count = device_count()
+    if index >= count:
+        known = f"this process may use devices 0 to {count - 1}" if count > 1 else "there is only device 0"
+        raise ProviderUnavailableError(f"there is no CUDA device {index}; {known} (CUDA_VISIBLE_DEVICES)")
     major, minor = (_attribute(index, attribute) for attribute in _CAPABILITY)
     return major, minor
+
+
+def device_facts(index: int) -> dict[str, int]:
+    """Return the compute capability, the number of processors, and the newest CUDA that the driver supports.
+
+    Raises:
+        ProviderUnavailableError: there is no such device.
+    """
+    driver, (major, minor) = ctypes.c_int(), compute_capability(index)
+    _check(_runtime().cudaDriverGetVersion(ctypes.byref(driver)), "cudaDriverGetVersion")
+    processors = _attribute(index, _PROCESSORS)
+    return {"major": major, "minor": minor, "processors": processors, "driver": driver.value}
 
 
 def memory_bandwidth(index: int) -> float:

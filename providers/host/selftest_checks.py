@@ -15,13 +15,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ...contract import IMAGE_STATES
-from ...errors import CarryallError, ProviderRuntimeError, UnsupportedAttentionError
+from ...errors import CarryallError, ProviderRuntimeError
 from ...graph_opt.graph.onnx_files import read_onnx
 from ...graph_opt.graph.saving import save_model
 from ...graph_opt.pipeline.pipeline import run
 from ...records import dataclass
 from ...storage.scratch import scratch_folder
 from ..base import Provider, Row, Runner, RunnerConfig
+from ..lowering import lowered
 
 Logits = npt.NDArray[np.float32]
 ModelMaker = Callable[[], ir.Model]
@@ -126,22 +127,12 @@ def opened(provider: Provider, make_model: ModelMaker, config: RunnerConfig) -> 
     config = provider.resolve_options(config)
     with scratch_folder() as folder:
         path = folder / "model.onnx"
-        save_model(_lowered(provider, make_model, config), path)
+        save_model(lowered(provider, config, lambda way: run(make_model(), way.passes)[0]), path)
         runner = provider.runner(path, config)
         try:
             yield runner, path
         finally:
             runner.close()
-
-
-def _lowered(provider: Provider, make_model: ModelMaker, config: RunnerConfig) -> ir.Model:
-    try:
-        return run(make_model(), provider.passes(config))[0]
-    except UnsupportedAttentionError:
-        explicit = provider.explicit_passes(config)
-        if explicit is None:
-            raise
-        return run(make_model(), explicit)[0]
 
 
 def drive(runner: Runner) -> Logits:

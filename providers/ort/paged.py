@@ -51,7 +51,7 @@ from .slot_memory import SlotBinding, shared_value
 
 # The inputs of runs that can be captured.
 _FIXED = frozenset({INPUT_IDS, POSITION_IDS, LOGITS_POSITIONS, BEGINS, PAST, TABLE, BOUNDS, HIDDEN_STATES})
-_FIXED |= {DRAW, DRAWN_BEFORE, TOKEN_SOURCES, IMAGE_STATES, IMAGE_ROWS, ROPE_POSITIONS}
+_FIXED |= {DRAW, DRAWN_BEFORE, TOKEN_SOURCES, IMAGE_STATES, IMAGE_ROWS, ROPE_POSITIONS, LORA_MASK}
 
 
 def read_paged_graph(session: Any, source: str) -> DecoderGraph:
@@ -67,6 +67,12 @@ def read_paged_graph(session: Any, source: str) -> DecoderGraph:
     if len(heads) > 1:
         raise GraphError(f"{source} has layers with {sorted(heads)} KV heads; blocks need equal numbers")
     return graph
+
+
+def result_bytes(graph: DecoderGraph, rows: int) -> int:
+    """Return the bytes of all logits and drawn tokens that a session of a graph holds on the device."""
+    copies = 3 if DRAW in graph.inputs else 1  # a step, and two that are read while others write
+    return rows * (4 * copies * graph.vocab_size + 8)
 
 
 @dataclass(slots=True)
@@ -116,8 +122,9 @@ class OrtPagedSession:
         block_size: positions of a block.
         stream: the work of the session and of what copies blocks.
         forms: sizes of runs to capture; None captures none.
-        rows: maximum rows of a step.
+        rows: maximum rows of a step, and of its form.
         most_forms: maximum number of captured runs, which keep memory of the device until the session ends.
+        adapters: matrices of all places for LoRA adapters, by input; empty if the graph takes none.
     """
 
     def __init__(
@@ -131,16 +138,21 @@ class OrtPagedSession:
         block_size: int,
         rows: int,
         most_forms: int = 256,
+        adapters: Mapping[str, npt.NDArray[np.float32]] | None = None,
     ) -> None:
         self.session, self._graph, self._memory, self._stream = session, graph, memory, stream
         self._pinned, self._side, self._block_size = _Pinned(stream), memory.stream(), block_size
-        capturable = graph.inputs - graph.caches.keys() <= _FIXED
+        self._matrices = {
+            name: (array, memory.bytes_of(array.nbytes)) for name, array in (adapters or {}).items()
+        }
+        self._adapters: object = None  # of which the device has the matrices
+        capturable = graph.inputs - graph.caches.keys() - self._matrices.keys() <= _FIXED
         self._forms, self._pads = forms if capturable else None, True
         self._scratch = memory.slots - 1
         self.captured: dict[Form, _Run] = {}
         self._left = most_forms  # how many more may be captured
         self._loose: Any = None  # a binding with the caches, for runs that are not captured
-        self._rows = rows if self._forms is None else max(rows, self._forms.most_rows)
+        self._rows = rows
         self._logits, self._drawn = self._logits_of(self._rows), memory.bytes_of(8 * self._rows)
         # With a step ahead, logits of a step are read while the next one writes its own.
         self._draws = DRAW in graph.inputs
@@ -158,6 +170,7 @@ class OrtPagedSession:
         with self._failures(batch, form):
             self._memory.enter()
             self._pinned.turn ^= 1
+            self._take_adapters(batch)
             run = self._exact(batch) if form is None else self._padded(batch, form)
             run.best.use(self._pinned.of("best", run.best.size))
             run.best.download()
@@ -177,6 +190,15 @@ class OrtPagedSession:
                 return self._results(batch, run, logits, best)
 
         return _Flight(results, drawn)
+
+    def _take_adapters(self, batch: PagedBatch) -> None:
+        """Copy the matrices of adapters to the device, in front of the run, if one was loaded."""
+        state = None if batch.lora is None else batch.lora.state
+        if not self._matrices or (self._adapters is not None and state in (None, self._adapters)):
+            return
+        for array, value in self._matrices.values():
+            self._stream.copy(value.data_ptr(), array.ctypes.data, array.nbytes)
+        self._adapters = state or ()
 
     @contextmanager
     def _failures(self, batch: PagedBatch, form: Form | None) -> Iterator[None]:
@@ -278,6 +300,10 @@ class OrtPagedSession:
             arrays[ROPE_POSITIONS][...] = 0
             if batch.rope_positions is not None:
                 arrays[ROPE_POSITIONS][:, :tokens, 0] = batch.rope_positions
+        if LORA_MASK in arrays:
+            arrays[LORA_MASK][...] = False
+            if batch.lora is not None:
+                arrays[LORA_MASK][:tokens] = batch.lora.mask
         if self._draws:
             arrays[DRAW][...] = controls_of(batch.draws, form.rows)
 
@@ -293,6 +319,7 @@ class OrtPagedSession:
             IMAGE_ROWS: ((form.tokens, 1), int64),
             ROPE_POSITIONS: ((self._graph.rope_axes, form.tokens, 1), int64),
             LOGITS_POSITIONS: ((form.rows,), int64),
+            LORA_MASK: ((form.tokens, 1, self._places), np.dtype(np.bool_)),
             DRAW: ((form.rows, len(DRAW_COLUMNS)), float32),
             BEGINS: ((form.rows + 1,), int32),
             PAST: ((form.rows,), int32),
@@ -324,19 +351,24 @@ class OrtPagedSession:
         for name, array in feeds.items():
             run.inputs.arrays[name][...] = array
         run.inputs.upload()
-        if batch.lora is not None:
-            for name, array in batch.lora.matrices.items():
-                binding.bind_ortvalue_input(name, shared_value(array))
         run.bound.run(self.session)
         if states is not None:
             states[...] = binding.get_outputs()[-1].numpy()[:, 0]
         return run
 
     def _cached(self) -> Any:
-        """Return a binding with the caches."""
-        binding = self.session.io_binding()
+        """Return a binding with the caches and the matrices of adapters."""
+        binding, device = self.session.io_binding(), self._memory.device
         self._memory.bind_caches(binding, 0, self._memory.slots)
+        for name, (array, value) in self._matrices.items():
+            place = device.name, device.index, np.float32, list(array.shape), value.data_ptr()
+            binding.bind_input(name, *place)
         return binding
+
+    @property
+    def _places(self) -> int:
+        """The rows of the matrices of adapters."""
+        return max((len(array) for array, _ in self._matrices.values()), default=0)
 
     def _bound(self, binding: Any, shapes: Shapes, bounds: npt.NDArray[np.int32], wanted: int) -> _Run:
         """Bind inputs and results; return a run that is not captured, and does not wait for the device."""

@@ -168,7 +168,7 @@ class OrtProvider(Provider):
 
 
 def is_paged(options: Mapping[str, Any]) -> bool:
-    """Whether the option ``kv_memory`` is ``paged``; targets without the option use slots."""
+    """Whether the option ``kv_memory`` is ``paged``; targets without the option, and ``auto``, use slots."""
     return bool(options.get("kv_memory") == "paged")
 
 

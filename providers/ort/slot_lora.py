@@ -32,7 +32,7 @@ class SlotLora:
     def __init__(
         self, modules: Mapping[str, tuple[int, int]], config: RunnerConfig, memory: SlotMemory
     ) -> None:
-        self._places = LoraPlaces(modules, config.max_loras, config.max_lora_rank)
+        self._places = LoraPlaces(modules, config.max_loras, config.max_lora_rank, sliced=memory.slices)
         self._memory = memory
         self._version = 0
         self._values: dict[Span, dict[str, Any]] = {}
@@ -51,7 +51,7 @@ class SlotLora:
         used: list[int | None] = [None] * count
         for row in rows:
             used[row.slot - first] = row.lora
-        span = self._span(used)
+        span = self._places.span(used)
         mask = self._mask(span)[first : first + count]
         self._places.fill(mask, used, span)
         if self._bind(run, span) and self._memory.slices:
@@ -64,12 +64,9 @@ class SlotLora:
     def prompt(self, run: SlotBinding, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
         """Bind the adapters of prompt rows to a run; return the other inputs."""
         used = [row.lora for row in rows]
-        span = self._span(used)
+        span = self._places.span(used)
         self._bind(run, span)
         return {LORA_MASK: self._places.mask(used, span)}
-
-    def _span(self, used: Sequence[int | None]) -> Span:
-        return self._places.span(used) if self._memory.slices else self._places.whole
 
     def _mask(self, span: Span) -> npt.NDArray[np.bool_]:
         if span not in self._masks:

@@ -12,30 +12,40 @@ from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 
-from ...contract import DRAW, SEQLENS_K
-from ...errors import CarryallError, ProviderRuntimeError, ProviderUnavailableError
+from ...contract import DRAW, SEQLENS_K, SLOT_KV
+from ...errors import (
+    CarryallError,
+    GraphError,
+    ProviderError,
+    ProviderRuntimeError,
+    ProviderUnavailableError,
+)
 from ...graph_opt.graph.edit import constant, nodes_of
+from ...graph_opt.graph.graph_facts import initializers
 from ...graph_opt.graph.load import read_model
 from ...graph_opt.lower.kernels import CUDA, Kernels
 from ...graph_opt.lower.paged_kv import TABLE, block_size
 from ...options import Checked, option
 from ...records import dataclass
+from ...reports import human_bytes
 from ..base import Runner, RunnerConfig
 from ..cuda.kernels import MOST_CANDIDATES, load_kernels, operators_library
 from ..cuda.nccl import load_nccl
+from ..cuda.paged_agreement import PagedAgreement
 from ..cuda.paged_self_test import paged_self_test
 from ..cuda.self_test import self_test
+from ..cuda.verdicts import stored_verdict
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockTables
-from ..kv.decoder_graph import chosen_context_length, read_slot_graph
+from ..kv.decoder_graph import DecoderGraph, chosen_context_length, read_slot_graph
 from ..kv.kv_memory import KVSpec
 from ..kv_groups import FullKV
 from ..lora import LoraPlaces
 from ..ort import ort
 from ..ort.device_block import DeviceStream
 from ..ort.device_memory import Device, DeviceSlots, slots_that_fit
-from ..ort.paged import OrtPagedSession, read_paged_graph
+from ..ort.paged import OrtPagedSession, read_paged_graph, result_bytes
 from ..ort.paged_forms import Forms
 from ..ort.provider import is_paged
 from ..ort.slot_policy import SlotPolicy, powers_of_two
@@ -55,6 +65,8 @@ _REMEDY = "or raise memory_fraction"
 _CODE = {"1.31": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (12, 0))}
 _AMPERE = (8, 0)
 CARRYALL = "carryall"  # the value of ``kernels``
+_AUTO, _PAGED, _SLOTS = "auto", "paged", "slots"  # values of ``kv_memory``
+_COMPUTES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float"}  # values of ``compute`` in ONNX's text
 # onnxruntime 1.31: contrib_ops/cuda/bert/group_query_attention.cc refuses an int8 cache below, and the
 # grouped products of moe/ have no kernels.
 _NEEDS = {("compute", "bf16"): _AMPERE, ("kv_cache", "int8"): _AMPERE, ("fused_experts", "on"): _AMPERE}
@@ -93,9 +105,10 @@ class CudaOptions(Checked):
             that need no more. 0 downloads all.
         steps_ahead: with ``paged`` and ``top_logits``, 1 lets the device draw tokens and begin the next step
             with them while the host samples; the host's tokens count.
-        kv_memory: ``slots``: a buffer of context length for each sequence. ``paged``: blocks that sequences
-            allocate as they grow, and share if their first tokens are equal. Prompts and single tokens share
-            a run, and runs of up to 2,048 tokens are captured in some sizes.
+        kv_memory: ``paged``: blocks that sequences allocate as they grow, and share if their first tokens are
+            equal. Prompts and single tokens share a run, and runs of up to 2,048 tokens are captured in some
+            sizes. ``slots``: a buffer of context length for each sequence. ``auto`` is ``paged`` if its
+            operator agrees with that of slots on the device, which is tried once, and computes the model.
         memory_fraction: maximum share of the memory, free after loading the model, for the KV cache.
     """
 
@@ -108,8 +121,31 @@ class CudaOptions(Checked):
     cuda_graphs: bool = True
     top_logits: int = option(64, least=0)
     steps_ahead: int = option(1, least=0, most=1)
-    kv_memory: Literal["slots", "paged"] = "slots"
+    kv_memory: Literal["auto", "paged", "slots"] = "auto"
     memory_fraction: float = option(0.9, least=0, most=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _PagedSizes:
+    """Sizes of a runner with KV in blocks.
+
+    Args:
+        block: tokens of a block.
+        token_bytes: bytes of KV of a token.
+        blocks: number of blocks, without the one for padding.
+        slots: number of sequences.
+        rows: the most rows of a run, padding included.
+        forms: sizes of runs to capture; None captures none.
+        most_forms: maximum number of captured runs.
+    """
+
+    block: int
+    token_bytes: int
+    blocks: int
+    slots: int
+    rows: int
+    forms: Forms | None
+    most_forms: int
 
 
 class CudaProvider(NvidiaProvider):
@@ -124,6 +160,7 @@ class CudaProvider(NvidiaProvider):
     block_size = staticmethod(block_size)
     options: ClassVar[type[Any]] = CudaOptions
     _complaints: ClassVar[dict[tuple[type, int], str | None]] = {}  # about carryall's kernels, by device
+    _paged_complaints: ClassVar[dict[tuple[Any, ...], str | None]] = {}  # by device and types
 
     def complaint(self, index: int) -> str | None:
         """Return why the wheel has no code for a device, None if it has, or if its code is not known."""
@@ -141,7 +178,8 @@ class CudaProvider(NvidiaProvider):
     def resolve_options(self, config: RunnerConfig) -> RunnerConfig:
         """Decide ``auto`` of ``kv_cache`` and ``fused_experts`` by the device's compute capability.
 
-        ``kernels=auto`` is decided by a self-test of the kernels on the device.
+        ``kernels=auto`` is decided by a self-test of the kernels on the device, and so is ``kv_memory=auto``:
+        it stays where blocks are possible, if the model is one for them.
 
         Raises:
             ProviderUnavailableError: the device lacks the capability for an option, or carryall's kernels
@@ -160,7 +198,22 @@ class CudaProvider(NvidiaProvider):
         resolved = {**config.options, "kernels": self._chosen_kernels(options)}
         if capability < _AMPERE:
             resolved |= {"kv_cache": "float32", "fused_experts": "off"}
+        complaint = self.paged_complaint(options | resolved) if options["kv_memory"] == _AUTO else None
+        if complaint is not None:
+            _log.warning(
+                "KV is in slots, not in blocks, on %s:%d: %s", self.name, options["device"], complaint
+            )
+            resolved["kv_memory"] = _SLOTS
         return dataclasses.replace(config, options=resolved)
+
+    def lowerings(self, config: RunnerConfig) -> list[RunnerConfig]:
+        """Return the options with blocks, then those with slots, if both are allowed."""
+        if self.checked_options(config.options)["kv_memory"] != _AUTO:
+            return [config]
+        return [
+            dataclasses.replace(config, options={**config.options, "kv_memory": memory})
+            for memory in (_PAGED, _SLOTS)
+        ]
 
     def rank_config(self, config: RunnerConfig, rank: int) -> RunnerConfig:
         """Give each rank a device, from ``device`` on.
@@ -173,8 +226,8 @@ class CudaProvider(NvidiaProvider):
         return dataclasses.replace(config, options={**config.options, **own})
 
     def takes_images(self, config: RunnerConfig) -> bool:
-        """Return whether KV is in blocks; slots have no inputs for pictures."""
-        return is_paged(self.checked_options(config.options))
+        """Return whether KV may be in blocks; slots have no inputs for pictures."""
+        return any(is_paged(self.checked_options(way.options)) for way in self.lowerings(config))
 
     def kernels_complaint(self, index: int) -> str | None:
         """Return why carryall's kernels cannot be used on a device, None if they can."""
@@ -187,6 +240,42 @@ class CudaProvider(NvidiaProvider):
             except CarryallError as error:
                 self._complaints[key] = str(error)
         return self._complaints[key]
+
+    def paged_complaint(self, options: Mapping[str, Any]) -> str | None:
+        """Return why KV in blocks cannot be used on a device, None if it can.
+
+        Whether the operators agree is stored in the cache, by kind of device and version of the wheel.
+
+        Args:
+            options: all options, of which the device and the types of activations and caches count.
+        """
+        if options["compute"] == "fp32" and not self.kernels.float_attention:
+            return None  # neither operator has it, as ``passes`` says
+        index, check = options["device"], self._paged_agreement(options)
+        key = type(self), index, check.compute, *check.quantized
+        if key not in self._paged_complaints:
+            self.enter(index)
+            opened = partial(self._small_session, index, kernels="onnxruntime")
+            facts = {"device": self.device_facts(index), "check": check.identity}
+            failures: tuple[type[BaseException], ...] = (ProviderError, GraphError, *ort.runtime_errors())
+            try:
+                self._paged_complaints[key] = stored_verdict(
+                    facts, lambda: check.complaint(opened, self.device(index))
+                )
+            except failures as error:  # not stored
+                self._paged_complaints[key] = ort.one_line(error)
+        return self._paged_complaints[key]
+
+    def device_facts(self, index: int) -> Mapping[str, int]:
+        """Return what kind of device it is, and the version of its driver."""
+        return nvidia.device_facts(index)
+
+    def _paged_agreement(self, options: Mapping[str, Any]) -> PagedAgreement:
+        """Return the check of the types that a model may have with these options."""
+        caches = {"auto": ("int8",), "int8": ("int8",), "fp8": ("float8e4m3fn",)}
+        return PagedAgreement(
+            _COMPUTES[options["compute"]], caches.get(options["kv_cache"], ()), self.block_size
+        )
 
     def load_kernels(self, index: int) -> None:
         """Load carryall's kernels for a device."""
@@ -202,8 +291,8 @@ class CudaProvider(NvidiaProvider):
         _log.warning("onnxruntime's kernels are used in place of carryall's: %s", complaint)
         return "onnxruntime"
 
-    def _small_session(self, index: int, content: bytes) -> Any:
-        options = self.checked_options({"device": index, "kernels": CARRYALL})
+    def _small_session(self, index: int, content: bytes, kernels: str = CARRYALL) -> Any:
+        options = self.checked_options({"device": index, "kernels": kernels})
         settings = ort.session_options()
         self.extend(settings, options)
         provider = self.provider_options(options, generating=False)
@@ -259,12 +348,16 @@ class CudaProvider(NvidiaProvider):
     def _runner(self, model: Path, config: RunnerConfig) -> Runner:
         options = self._capturing(model, config)
         device = self.device(options["device"])
-        inputs = {value.name for value in read_model(model).graph.inputs}
+        lowered = read_model(model)
+        inputs = {value.name for value in lowered.graph.inputs}
+        self._check_weights(model, lowered, options)
+        if (reason := lowered.metadata_props.get(SLOT_KV)) is not None:
+            _log.warning("%s: KV is in slots, not in blocks: %s", model, reason)
         if not inputs & {SEQLENS_K, TABLE}:
             settings = self.provider_options(options | {"cuda_graphs": False}, generating=True)
             session = self._open(model, config, generating=True, provider_settings=settings)
             return self._explicit_runner(session, model, config, device, "the graph has explicit KV")
-        if is_paged(options):
+        if TABLE in inputs:
             return self._paged_runner(model, config, options, device)
         settings = self.provider_options(options, generating=True)
         session = self._open(model, config, generating=True, provider_settings=settings)
@@ -284,6 +377,23 @@ class CudaProvider(NvidiaProvider):
             runner.run_prompts_alone()
         return runner
 
+    def _check_weights(self, model: Path, lowered: ir.Model, options: Mapping[str, Any]) -> None:
+        """Check that the weights fit beside what the device holds, other models among it.
+
+        Raises:
+            ProviderRuntimeError: they do not.
+        """
+        if self.available() is not None:
+            return  # opening the session says why
+        memory, needed = self.device_memory(options), sum(one.nbytes for one in initializers(lowered))
+        if needed > memory.total - memory.used:
+            raise ProviderRuntimeError(
+                f"not enough memory to load {model}: its weights take {human_bytes(needed)}, and "
+                f"{memory.device} has {human_bytes(memory.total - memory.used)} left of "
+                f"{human_bytes(memory.total)}. Close other models, quantize this one, or put layers on the "
+                "CPU (--split cuda,cpu)"
+            )
+
     def _paged_runner(
         self, model: Path, config: RunnerConfig, options: dict[str, Any], device: Device
     ) -> Runner:
@@ -292,45 +402,38 @@ class CudaProvider(NvidiaProvider):
         session = self._open(model, config, generating=True, provider_settings=settings)
         graph = read_paged_graph(session, str(model))
         length = chosen_context_length(config.context_length, graph.context_length, str(model))
-        specs = graph.caches.values()
-        heads, size = next(iter(specs)).heads, self.block_size(max(spec.width for spec in specs))
-        token_bytes, each = sum(spec.bytes_per_token for spec in specs), -(-length // size)
-        forms = Forms(size, each, config.max_slots) if options["cuda_graphs"] else None
-        free = int(self.free_memory(options) * options["memory_fraction"])
-        most_forms = min(_MOST_FORMS, free // 16 // _GRAPH_BYTES)
-        if forms is not None:  # what they hold is not for KV
-            free -= most_forms * _GRAPH_BYTES + 3 * 4 * forms.most_rows * graph.vocab_size
+        loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank, sliced=False)
+        held = sum(array.nbytes for array in loras.arrays.values())
+        sizes = self._paged_sizes(graph, length, config.max_slots, options, held)
+        caches = {name: dataclasses.replace(spec, heads=sizes.block) for name, spec in graph.caches.items()}
+        copier, heads = self._copier(config, stream), next(iter(graph.caches.values())).heads
         # The last block takes the padding of captured runs.
-        blocks = slots_that_fit(free, size * token_bytes, config.max_slots * each + 1, _REMEDY) - 1
-        if blocks < 1:
-            raise ProviderRuntimeError(f"{free / 2**30:.2f} GiB of device memory hold no two KV blocks")
-        caches = {name: dataclasses.replace(spec, heads=size) for name, spec in graph.caches.items()}
-        copier = self._copier(config, stream)
-        memory = DeviceSlots(caches, blocks + 1, heads, device=device, session_factory=copier)
+        memory = DeviceSlots(caches, sizes.blocks + 1, heads, device=device, session_factory=copier)
         paged = OrtPagedSession(
             session,
             graph,
             memory,
             stream,
-            forms,
-            block_size=size,
-            rows=config.max_slots,
-            most_forms=most_forms,
+            sizes.forms,
+            block_size=sizes.block,
+            rows=sizes.rows,
+            most_forms=sizes.most_forms,
+            adapters=loras.arrays,
         )
         info = graph.info(
             config,
-            (FullKV(token_bytes),),
+            (FullKV(sizes.token_bytes),),
             kv_layout=paged.layout,
             length=length,
+            slots=sizes.slots,
             batched_multi_token=True,
             on_device=True,
             step_tokens=_STEP_TOKENS,
             steps_ahead=int(DRAW in graph.inputs),
         )
-        loras = LoraPlaces(graph.lora_modules, config.max_loras, config.max_lora_rank)
         runner = PagedRunner(
             paged,
-            BlockTables(blocks, size, config.max_slots),
+            BlockTables(sizes.blocks, sizes.block, sizes.slots),
             info,
             hidden_size=graph.hidden_size,
             loras=loras if graph.lora_modules else None,
@@ -341,6 +444,35 @@ class CudaProvider(NvidiaProvider):
             paged.pad(pads=False)
         paged.capture_decoding()
         return runner
+
+    def _paged_sizes(
+        self, graph: DecoderGraph, length: int, slots: int, options: Mapping[str, Any], held: int
+    ) -> _PagedSizes:
+        """Return what fits into the free memory beside ``held`` bytes; a slot has a context, or two blocks.
+
+        Raises:
+            ProviderRuntimeError: not even two blocks fit.
+        """
+        specs = graph.caches.values()
+        block = self.block_size(max(spec.width for spec in specs))
+        token_bytes = sum(spec.bytes_per_token for spec in specs)
+        each, captures = -(-length // block), options["cuda_graphs"]
+        rows = max(slots, Forms(block, each, slots).most_rows if captures else 0)
+        share = int(self.free_memory(options) * options["memory_fraction"])
+        most_forms = min(_MOST_FORMS, share // 16 // _GRAPH_BYTES) if captures else 0
+        rest = held + most_forms * _GRAPH_BYTES + result_bytes(graph, rows)  # what is not for KV
+        if share - rest < 2 * block * token_bytes:
+            raise ProviderRuntimeError(
+                f"the device has no memory for KV: two blocks of {block} tokens take "
+                f"{human_bytes(2 * block * token_bytes)}; memory_fraction allows {human_bytes(share)}, of "
+                f"which captured runs, logits and adapters take {human_bytes(rest)}. Close other models, "
+                f"lower max_slots, quantize the model or its KV cache, {_REMEDY}."
+            )
+        blocks = slots_that_fit(share - rest, block * token_bytes, slots * each + 1, _REMEDY) - 1
+        # The last block of a slot may be partly empty, so with fewer blocks most of them would be kept free.
+        slots = min(slots, max(blocks // each, -(-blocks // 2)))
+        forms = Forms(block, each, slots) if captures else None
+        return _PagedSizes(block, token_bytes, blocks, slots, rows, forms, most_forms)
 
     def _capturing(self, model: Path, config: RunnerConfig) -> dict[str, Any]:
         """Return all options, ``cuda_graphs`` off if runs of the model cannot be captured."""

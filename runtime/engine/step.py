@@ -168,7 +168,9 @@ class PlanRunner:
         info = self._runner.info
         for i in plan.sampling:
             row, request = plan.rows[i], plan.requests[i]
-            if row.num_logits != 1 or any(is_wanted(p, request.sampling) for p in self._processors):
+            if row.num_logits != 1:
+                continue
+            if self._processors and any(is_wanted(p, request.sampling) for p in self._processors):
                 continue
             if info.top_logits and not (request.observes_prompt and request.awaits_prompt_logprobs):
                 row.best_suffice = best_may_suffice(request.sampling, info.top_logits)

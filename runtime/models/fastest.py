@@ -97,16 +97,16 @@ def fastest_provider(
 
     def build(folder: Path) -> None:
         trials = [_try(where, provider, files, config, progress) for where, provider in tried]
+        if all(trial.seconds is None for trial in trials):  # not kept: memory may be free later
+            reasons = "; ".join(f"{trial.provider}: {trial.reason}" for trial in trials)
+            raise ProviderUnavailableError(
+                f"no provider can run {files.name}: {reasons or 'none is available; see carryall doctor'}"
+            )
         (folder / _FILE).write_text(json.dumps([dataclasses.asdict(trial) for trial in trials]))
 
     kept = json.loads((cached_folder("fastest", key, build, {"model": files.name}) / _FILE).read_text())
     trials = tuple(Trial(**trial) for trial in kept)
     working = [(trial.seconds, trial.provider) for trial in trials if trial.seconds is not None]
-    if not working:
-        reasons = "; ".join(f"{trial.provider}: {trial.reason}" for trial in trials)
-        raise ProviderUnavailableError(
-            f"no provider can run {files.name}: {reasons or 'none is available; see carryall doctor'}"
-        )
     choice = FastestProvider(min(working)[1], trials)
     _log.info("%s", choice)
     return choice

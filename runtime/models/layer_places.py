@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"\w+(:[\w.]+)?")
 _SHARE = 0.9  # of the free memory, where a provider has no option for it
+_BLOCK = 256  # positions of the largest blocks of KV on a device; a further one is for padding
 _FLOAT_BITS = 32  # of KV in a portable graph
 _HOST = "cpu"  # the provider that computes what devices do not hold
 
@@ -210,6 +211,7 @@ def _place(files: SourceModel, name: str, config: RunnerConfig, sizes: Sequence[
         sizes: bytes of the portable weights of each layer.
     """
     from ...graph_opt.graph.graph_facts import initializers
+    from ...graph_opt.lower.paged_kv import TABLE
     from .lowered_graph import lower
 
     provider, own = _configured(name, config)
@@ -227,7 +229,10 @@ def _place(files: SourceModel, name: str, config: RunnerConfig, sizes: Sequence[
     portable = sum(tensor.nbytes for tensor in initializers(files.graph))
     weights = [math.ceil(size * held / portable) for size in sizes]
     token = files.facts.sizes.kv_bytes_per_token if files.facts.sizes is not None else 0
-    kv = token * max(bits, default=_FLOAT_BITS) // _FLOAT_BITS * (config.context_length or 0)
+    tokens = config.context_length or 0
+    if any(value.name == TABLE for value in lowered.graph.inputs):
+        tokens = (-(-tokens // _BLOCK) + 1) * _BLOCK
+    kv = token * max(bits, default=_FLOAT_BITS) // _FLOAT_BITS * tokens
     return LayerPlace(
         name,
         int(free * own.options.get("memory_fraction", _SHARE)),

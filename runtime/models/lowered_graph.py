@@ -7,15 +7,15 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ...contract import EXPLICIT_KV
-from ...errors import UnsupportedAttentionError
 from ...exporter.package import MODEL_FILE
 from ...graph_opt.graph.saving import WeightsFile, save_model
+from ...graph_opt.lower.image_inputs import ImageInputsPass
 from ...graph_opt.passes.base import GraphPass
 from ...graph_opt.pipeline.exported import exported_passes
 from ...graph_opt.pipeline.pipeline import run
 from ...progress import Progress
 from ...providers.base import Provider, RunnerConfig
+from ...providers.lowering import Lowering, lowered
 from .model_source import SourceModel
 
 _WEIGHTS_FILE = "weights.data"
@@ -60,21 +60,19 @@ def lower(
         files: the portable model.
         provider: the provider to lower for.
         config: the options of the runner, with ``context_length`` set.
-        changes: passes that change the portable graph first.
+        changes: passes that change the portable graph first; inputs for pictures only where they are taken.
         without: a kind of pass to leave out.
     """
-    first = [*(exported_passes() if files.canonical else _portable_passes()), *changes]
-    try:
-        own = [each for each in provider.passes(config) if not isinstance(each, without)]
-        stacked = not changes and provider.takes_stacks(config)
-        return run(files.load(stacked=stacked), [*first, *own], counted=False)[0]
-    except UnsupportedAttentionError as error:
-        explicit = provider.explicit_passes(config)
-        if explicit is None:
-            raise error.refusal() from error
-        model, _ = run(files.load(), [*first, *explicit], counted=False)
-        model.metadata_props[EXPLICIT_KV] = str(error)
-        return model
+    first = exported_passes() if files.canonical else _portable_passes()
+
+    def run_passes(way: Lowering) -> ir.Model:
+        sees = provider.takes_images(way.config)
+        taken = [each for each in changes if sees or not isinstance(each, ImageInputsPass)]
+        own = [each for each in way.passes if not isinstance(each, without)]
+        stacked = not (changes or way.explicit) and provider.takes_stacks(way.config)
+        return run(files.load(stacked=stacked), [*first, *taken, *own], counted=False)[0]
+
+    return lowered(provider, config, run_passes)
 
 
 def _portable_passes() -> list[ir.passes.PassBase]:

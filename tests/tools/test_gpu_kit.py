@@ -92,6 +92,20 @@ def test_the_table_has_predictions_beside_measurements(tmp_path: Path) -> None:
     assert any("OutOfMemory" in line for line in lines)
 
 
+def test_rows_that_the_default_loses_are_named(tmp_path: Path) -> None:
+    kit = module("kit")
+    kit.OUT = tmp_path
+    rows = {"step b1": (2.0, 2.2), "step b8": (2.1, 2.0), "step b1, drawn": (2.05, 2.0), "step b2": (3, 4)}
+    for name, (paged, slots) in rows.items():
+        base, _, drawn = name.partition(", ")
+        for kind, time in (("paged", paged), ("slots", slots), ("paged, one step", 9)):
+            key = f"{base}, {kind}{', ' * bool(drawn)}{drawn}"
+            kit.note("decode", {key: {"median": time, "least": 1.0}})
+    kit.note("prompts", {"prompt 1024, paged": "OutOfMemory", "prompt 1024, slots": {"median": 1.0}})
+    said = "slower with blocks than with slots: 1 of 4 rows. step b8, paged 2.10, slots 2.00"
+    assert said in kit.table().splitlines()
+
+
 @pytest.mark.long
 def test_a_section_that_hangs_or_fails_costs_the_others_nothing(tmp_path: Path) -> None:
     kit = module("kit")
@@ -125,7 +139,10 @@ def test_a_rehearsal_over_the_stub_runs_every_section(tmp_path: Path) -> None:
     found = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
     assert found["serve"]["requests"] > 0
     assert found["serve"]["faults"] == 0, found["serve"]
-    assert {f"a second thread, {kind}" for kind in module("kit").KINDS} <= found["correct"].keys()
+    kinds = ["default", *module("kit").KINDS]
+    assert {f"a second thread, {kind}" for kind in kinds} <= found["correct"].keys()
+    assert found["smoke"]["PagedAttention"] == "agrees"  # as the stub is told to say
+    assert "slower with blocks than with slots: " in done.stdout
     for weights in ("", " int4", " int4 with zero points"):
         for kind in ("paged", "paged, one step", "paged, onnxruntime's kernels"):
             assert found["decode"][f"step b4 at 16{weights}, {kind}"]["median"] > 0

@@ -193,13 +193,17 @@ def medians(opened: Any, rows: int, length: int, count: int, **sampling: Any) ->
 
 
 def smoke() -> None:
-    """Is there a provider, and does a model run on it?"""
+    """Is there a provider, does a model run on it, and which KV memory is the default?"""
     from carryall import LLM, SamplingParams
     from carryall.providers import get_provider
     from carryall.providers.ort import ort
 
     provider = get_provider("cuda")
     note("smoke", {"unavailable": provider.available(), "wheels": ort.installed_wheels()})
+    begun = time.perf_counter()
+    complaint = provider.paged_complaint(provider.checked_options({}))
+    seconds = round(time.perf_counter() - begun, 3)
+    note("smoke", {"PagedAttention": complaint or "agrees", "seconds of the check": seconds})
     with LLM("demo", provider="cuda", max_slots=2, context_length=256) as llm:
         (found,) = llm.generate("def add(a, b):", SamplingParams(max_tokens=8, temperature=0.0))
     note(
@@ -216,7 +220,9 @@ def correct() -> None:
     greedy = [SamplingParams(max_tokens=12 + i, temperature=0.0) for i in range(len(prompts))]
     seeded = [SamplingParams(max_tokens=12, temperature=0.8, top_p=0.95, seed=i) for i in range(len(prompts))]
     expected: dict[str, list[list[int]]] = {}
-    ways = {"cpu": ("cpu", {})} | {kind: ("cuda", options) for kind, options in KINDS.items()}
+    ways = {"cpu": ("cpu", {})} | {
+        kind: ("cuda", options) for kind, options in {"default": {}, **KINDS}.items()
+    }
     for way, (provider, options) in ways.items():
         fields: Figures = {"provider": provider, "max_slots": 8, "context_length": 256}
         with LLM("demo", **fields, provider_options=options) as llm:
@@ -685,7 +691,19 @@ def table() -> str:
         figures = (*predicted, found("slots"), found("paged, one step"), paged, ratios[0], peer, ratios[1])
         lines.append(str(Line(name, figures)))
     rest = [f"{name:40s} {json.dumps(value)}" for name, value in measured.items()]
-    return "\n".join([*lines, "", *rest])
+    return "\n".join([*lines, "", _default_lost(measured), *rest])
+
+
+def _default_lost(measured: Figures) -> str:
+    """Return in which rows blocks, the default, take longer than slots by more than 3 %."""
+    medians = {name: value["median"] for name, value in measured.items() if isinstance(value, dict)}
+    pairs = {
+        name: (medians[name], medians[slots])
+        for name in medians
+        if (slots := name.replace(", paged", ", slots")) != name and slots in medians
+    }
+    lost = [f"{name} {a:.2f}, slots {b:.2f}" for name, (a, b) in pairs.items() if a > 1.03 * b]
+    return f"slower with blocks than with slots: {len(lost)} of {len(pairs)} rows. {'; '.join(lost)}"
 
 
 def _peer(name: str) -> str:

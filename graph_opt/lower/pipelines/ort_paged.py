@@ -28,7 +28,16 @@ TABLES: dict[str, list[str | int]] = {
 }
 # The 8 inputs in front of the bounds: cos, sin, slot_mapping, head_sink, two norms, two scales.
 FORM = PagedForm(
-    domain=MICROSOFT, tables=TABLES, gap=8, block_axis=1, outputs=True, softcap=True, rotary=True, sinks=11
+    domain=MICROSOFT,
+    tables=TABLES,
+    gap=8,
+    block_axis=1,
+    outputs=True,
+    softcap=True,
+    rotary=True,
+    sinks=11,
+    largest_head=256,
+    equal_heads=True,
 )
 
 

@@ -28,7 +28,7 @@ from ....contract import (
     POSITION_IDS,
     ROPE_POSITIONS,
 )
-from ....errors import GraphError, UnsupportedAttentionError
+from ....errors import UnsupportedAttentionError
 from ...analysis import probe
 from ...analysis.decoder_inputs import encoder_caches, find_input
 from ...graph.edit import (
@@ -123,10 +123,15 @@ class PagedAttentionPass(GraphPass):
         """Rewrite every attention."""
         self._meanings, self._slopes, self._angles = {}, {}, {}
         tables = [ir.val(name, ir.DataType.INT32, shape) for name, shape in self.form.tables.items()]
+        first = None
         for node in nodes_of(graph, "Attention"):
             if self.form.cross and encoder_caches(node) is not None:
                 continue
             _check(node, self.form)
+            first = first or node
+            heads, other = (int_attribute(each, "kv_num_heads", 0) for each in (node, first))
+            if self.form.equal_heads and heads != other:
+                raise _unsupported(node, f"has {heads} KV heads, {first.name} has {other}; blocks need equal")
             self._lower(graph, node, tables)
             self.fired += 1
         if self.fired:
@@ -256,7 +261,7 @@ class PagedInputsPass(GraphPass):
         form: the form of the target's operator.
 
     Raises:
-        GraphError: a node other than an attention reads ``attention_mask``.
+        UnsupportedAttentionError: a node other than an attention reads ``attention_mask``.
     """
 
     def __init__(self, form: PagedForm = PLAIN) -> None:
@@ -398,6 +403,10 @@ def _check(node: ir.Node, form: PagedForm) -> None:
         raise _unsupported(
             node, f"needs equal, known head sizes of key and value, found {size} and {value_size}"
         )
+    if form.largest_head and (size > form.largest_head or size % 8):
+        raise _unsupported(
+            node, f"has heads of {size}; PagedAttention has sizes divisible by 8, up to {form.largest_head}"
+        )
     if float_attribute(node, "softcap", 0.0) and not form.softcap:
         raise _unsupported(node, "has a softcap, which PagedAttention lacks")
     if has_sinks(node) and not form.sinks:
@@ -411,7 +420,7 @@ def _unsupported(node: ir.Node, why: str) -> UnsupportedAttentionError:
 def _drop(graph: ir.Graph, value: ir.Value) -> None:
     if value.uses():
         reader = next(iter(value.uses())).node
-        raise GraphError(
+        raise UnsupportedAttentionError(
             f"{reader.op_type} {reader.name} reads {value.name}, which the paged contract does not have"
         )
     graph.inputs.remove(value)

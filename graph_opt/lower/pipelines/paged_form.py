@@ -41,6 +41,8 @@ class PagedForm:
         ahead: index of its input ``image_ahead``; 0 if it has none.
         own_angles: whether the angles may be those of the step's tokens, in place of a table of positions.
         cross: whether a later pass lowers attention to an encoder's rows.
+        largest_head: the most elements of a head, whose number is then divisible by 8; 0 for any.
+        equal_heads: whether all layers have equal numbers of KV heads, as blocks of one shape need.
     """
 
     domain: str = DOMAIN
@@ -56,6 +58,8 @@ class PagedForm:
     ahead: int = 0
     own_angles: bool = False
     cross: bool = False
+    largest_head: int = 0
+    equal_heads: bool = False
 
     def nodes(self, graph: ir.Graph) -> list[ir.Node]:
         """Return the nodes of the operator."""

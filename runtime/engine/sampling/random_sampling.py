@@ -249,8 +249,8 @@ def _draw_first(
 
     Weights are w_i = exp((l_i - l_0) / T), in descending order. Known are the first ones, and the log-sum-exp
     of all logits at T = 1. Top-p keeps a token while the weights before it sum to less than top_p * total. So
-    ``total`` decides only how many tokens are kept. If a lower and an upper bound of ``total`` keep the same
-    tokens, the sampled token is certain.
+    ``total`` decides only how many tokens are kept, and the place of the sampled token never falls with that
+    number. If a lower and an upper bound of ``total`` sample the same token, it is certain.
     """
     vocab_size = rows[0].vocab_size
     columns = FilterColumns.of(filters)
@@ -258,7 +258,7 @@ def _draw_first(
     candidates = WeightedCandidates(logits, columns)
     certain = columns.top_k <= width
     if certain.all():
-        kept = candidates.num_kept(candidates.known)
+        places = candidates.draw(candidates.num_kept(candidates.known), uniforms)
     else:
         logsumexp = np.array([row.logsumexp for row in rows])
         totals = _totals(logits, logsumexp, candidates.known, columns, vocab_size)
@@ -267,11 +267,16 @@ def _draw_first(
         ends = candidates.known >= columns.top_p * totals[1]
         ends |= (columns.top_p == math.inf) & (candidates.weights[:, -1] < columns.min_p * (1 - _ROUNDING))
         ends |= columns.top_k < vocab_size
-        certain |= ends & (kept == kept_at_most) & (kept < width)
-    places = candidates.draw(kept, uniforms).tolist()
+        ends &= kept_at_most < width
+        places, is_same = candidates.draw(kept, uniforms), kept == kept_at_most
+        if (ends & ~is_same).any():
+            other = places == candidates.draw(kept_at_most, uniforms)
+            other[[row for row, *_ in columns.rare]] = False  # their weights were changed by the first draw
+            is_same |= other
+        certain |= ends & is_same
     return [
         int(row.token_ids[place]) if is_certain else NO_TOKEN
-        for row, place, is_certain in zip(rows, places, certain.tolist(), strict=True)
+        for row, place, is_certain in zip(rows, places.tolist(), certain.tolist(), strict=True)
     ]
 
 

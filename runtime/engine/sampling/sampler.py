@@ -111,7 +111,7 @@ def best_may_suffice(
     With top-p and min-p this depends on the logits.
     """
     params = state.params
-    if state.processors or any(is_wanted(processor, state) for processor in processors):
+    if state.processors or (processors and any(is_wanted(processor, state) for processor in processors)):
         return False
     if params.logprob_token_ids or (params.logprobs or 0) > count:
         return False

@@ -15,11 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
 import pytest
 from device_stand_ins import PagedCudaOnCpu
-from paged_attention_stand_in import PagedStandInPass
 
 from carryall.providers.cuda.kernels import SOURCES
 from carryall.providers.native.compiler import SOURCES as OPERATORS
@@ -142,13 +139,6 @@ class EmulatedCudaOnCpu(PagedCudaOnCpu):
 
     def load_kernels(self, index: int) -> None:
         operators()
-
-    def _small_session(self, index: int, content: bytes) -> Any:
-        """Open a graph, in which PagedAttention is decomposed, because it has only a CUDA kernel."""
-        model = ir.serde.deserialize_model(onnx.load_model_from_string(content))
-        if PagedStandInPass()(model).modified:
-            model.graph.opset_imports[""] = 23  # of RotaryEmbedding
-        return super()._small_session(index, ir.to_proto(model).SerializeToString())
 
     def operators_library(self) -> Path:
         return operators()[1]

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import json
+import logging
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from device_stand_ins import threaded
 from engine_kit import make_request
 from engine_kit import run as run_engine
 from lowered_forms import CONTEXT, decoder
+from tiny_models import write_tiny
 from tiny_vlms import write_vlm
 
 import carryall
@@ -33,7 +36,9 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers import placement
 from carryall.providers.base import Row, RunnerConfig
+from carryall.providers.cuda.paged_agreement import PagedAgreement
 from carryall.providers.host import libraries, nvidia, selftest_checks
+from carryall.providers.host.nvidia_provider import NvidiaProvider
 from carryall.providers.ort import ort
 from carryall.providers.targets import cpu, cuda
 from carryall.providers.targets.cuda import CudaProvider, uncapturable
@@ -472,6 +477,123 @@ def few_forms(folder: Path) -> list[int]:
     return [*found, _logged("forget")]
 
 
+def paged_operator(folder: Path, options: str) -> dict[str, Any]:
+    """Run all steps of the check of PagedAttention; return where its operators lie, and what it says here."""
+    provider, sessions = CudaProvider(), list[Any]()
+    check, device = (
+        provider._paged_agreement(provider.checked_options(json.loads(options))),
+        provider.device(0),
+    )
+    opened = functools.partial(provider._small_session, 0, kernels="onnxruntime")
+    with _spied(sessions):
+        complaint = check.on_device(opened, device)  # type: ignore[attr-defined]
+    steps = [[step, past, len(results)] for step, past, results in check.steps(sessions[0], device)]
+    return {"placed": list(map(_operators, sessions)), "steps": steps, "complaint": complaint}
+
+
+def default_memory(folder: Path) -> dict[str, Any]:
+    """Load models with default options, also as new processes would; return their KV, and what was said.
+
+    The first one has heads of 64, the last one of 320.
+    """
+    checks, said, found = list[str](), list[str](), list[list[str]]()
+    patched = PagedAgreement.complaint
+
+    def counted(check: PagedAgreement, open_session: Any, device: Any) -> str | None:
+        checks.append(check.compute)
+        return patched(check, open_session, device)
+
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("carryall").addHandler(handler)
+    PagedAgreement.complaint = counted  # type: ignore[method-assign, assignment]
+    sizes: dict[str, Any] = {"max_position_embeddings": CONTEXT, "num_hidden_layers": 2}
+    for name, head in (("small", 64), ("wide", 320)):
+        write_tiny("llama", folder / name, head_dim=head, **sizes)
+    loads: list[tuple[str, dict[str, Any]]] = [
+        ("small", {}),
+        ("small", {}),
+        ("small", {"kv_cache": "float32"}),
+    ]
+    for name, options in [*loads, ("small", {"kv_memory": "slots"}), ("wide", {})]:
+        said.clear()
+        loaded = load_model(folder / name, provider="cuda", max_slots=2, provider_options=options)
+        runner = loaded.runner
+        runner.forward([Row(0, tokens(9), 0)])
+        runner.forward([Row(0, tokens(1), 9)])
+        found.append([type(threaded(runner)).__name__, *said])
+        loaded.close()
+        CudaProvider._paged_complaints.clear()  # as in a new process
+    return {"found": found, "checks": checks}
+
+
+def fraction_of_memory(folder: Path) -> list[list[float]]:
+    """Open default models that want more KV than there is; return the share asked for, and what they take.
+
+    Of the memory that is free when the weights are loaded: when the model is open, and after some steps.
+    """
+    shares, free_memory, seen = list[list[float]](), CudaProvider.free_memory, list[int]()
+
+    def spied(provider: NvidiaProvider, options: Mapping[str, Any]) -> int:
+        seen.append(free_memory(provider, options))
+        return seen[-1]
+
+    CudaProvider.free_memory = spied  # type: ignore[method-assign, assignment]
+    for fraction in (0.9, 0.5, 0.25):
+        _stub().stub_memory(ctypes.c_size_t(_used(0) + (400 << 20)))
+        options = {"memory_fraction": fraction}
+        loaded = load_model("demo", provider="cuda", max_slots=200, provider_options=options)
+        taken = [seen[-1] - nvidia.memory(0)[0]]
+        loaded.runner.forward([Row(slot, tokens(9), 0) for slot in range(4)])
+        loaded.runner.forward([Row(slot, tokens(1), 9) for slot in range(4)])
+        taken.append(seen[-1] - nvidia.memory(0)[0])
+        shares.append([fraction, *(size / seen[-1] for size in taken)])
+        loaded.close()
+    return shares
+
+
+def two_models(folder: Path, megabytes: str) -> dict[str, Any]:
+    """Let two models share a device that has little memory left for their steps, and a third be opened.
+
+    Args:
+        folder: scratch.
+        megabytes: what the device has beside what both models hold after a short prompt.
+
+    Returns:
+        How requests of both ended, prompts of one token and of many, and the error of the third model.
+    """
+    fields: dict[str, Any] = {"provider": "cuda", "max_slots": SLOTS, "context_length": 1024}
+    options = {"memory_fraction": 0.4}
+    _stub().stub_memory(ctypes.c_size_t(_used(0) + (200 << 20)))
+    llms = [LLM("demo", **fields, provider_options=options) for _ in range(2)]
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    for llm in llms:
+        llm.generate([[1, 2, 3]], params)
+    _stub().stub_memory(ctypes.c_size_t(_used(0) + int(float(megabytes) * (1 << 20))))
+    ended: list[Any] = [None, None]
+
+    def ask(index: int) -> None:
+        texts = [tokens(900, seed).tolist() for seed in range(3)] + [[5]]
+        found = llms[index].generate(texts, params)
+        ended[index] = [[one.outputs[0].finish_reason, str(one.error)] for one in found]
+
+    workers = [threading.Thread(target=ask, args=(index,)) for index in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    full = _logged("full")
+    try:
+        third = str(LLM("demo", **fields))
+    except CarryallError as error:
+        third = f"{type(error).__name__}: {error}"
+    _stub().stub_memory(ctypes.c_size_t(1 << 30))
+    later = [llm.generate([[7]], params)[0].outputs[0].finish_reason for llm in llms]
+    for llm in llms:
+        llm.close()
+    return {"ended": ended, "full": full, "third": third, "later": later}
+
+
 def no_code(folder: Path) -> list[Any]:
     """Return why the provider is not available, and the error of opening a model."""
     model, config = lowered(folder, "llama", "float")
@@ -494,7 +616,7 @@ def split_auto(folder: Path) -> dict[str, Any]:
     with _logged_lines() as lines:
         found: dict[str, Any] = {"bandwidth": CudaProvider().memory_bandwidth({}), "left": _used(0) - used}
     found["copies"] = [words[2] for words in lines if words[:2] == ["copy", "on-device"]]
-    for megabytes in (400, 12):
+    for megabytes in (400, 16):
         _stub().stub_memory(ctypes.c_size_t(_used(0) + (megabytes << 20)))
         loaded = load_model("demo", provider="auto", max_slots=2, context_length=CONTEXT)
         runner = loaded.runner

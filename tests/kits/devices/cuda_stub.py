@@ -64,7 +64,8 @@ int cuGetErrorString(int code, const char **text) { *text = "stub"; return 0; }
 # What a process over the stub runs first, so that the kit of measurements and `carryall serve` do too. The
 # environment of the tests also has onnxruntime for the CPU; the stub's kernels compute nothing that could
 # agree; NVRTC asks the driver for functions that the stub lacks, and the stub runs no machine code.
-_CUSTOMIZE = f"""from carryall.providers.cuda import kernels
+_CUSTOMIZE = f"""import os
+from carryall.providers.cuda import kernels
 from carryall.providers.ort import ort
 from carryall.providers.targets import cuda
 ort.installed_wheels = lambda: {{"onnxruntime-gpu": "{VERSION}"}}
@@ -72,6 +73,8 @@ kernels.Nvrtc = lambda: None
 kernels.kernel_images = lambda compiler, capability: [b"\\0"]
 cuda.self_test = lambda open_session: None
 cuda.paged_self_test = lambda open_session, device: None
+cuda.PagedAgreement.on_device = cuda.PagedAgreement.complaint
+cuda.PagedAgreement.complaint = lambda *_: os.environ.get("CUDA_STUB_COMPLAINT")
 cuda.joint_prompts_agree = lambda runner: True
 cuda.padded_runs_agree = lambda runner, pad: True
 """

@@ -10,16 +10,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 from paged_attention_stand_in import PagedStandInPass
 
 from carryall.graph_opt.lower.kernels import CUDA
-from carryall.providers.base import Runner, RunnerConfig
+from carryall.providers.base import DeviceMemory, Runner, RunnerConfig
 from carryall.providers.host.libraries import Library
 from carryall.providers.ort import ort
 from carryall.providers.ort.device_memory import Device
 from carryall.providers.runners.thread_runner import ThreadRunner
-from carryall.providers.targets.cuda import CudaOptions, CudaProvider
+from carryall.providers.targets.cuda import CARRYALL, CudaOptions, CudaProvider
 from carryall.providers.targets.directml import DirectMLOptions, DirectMLProvider
 from carryall.providers.targets.tensorrt import TensorRTOptions, TensorRTProvider
 from carryall.providers.targets.webgpu import WebGpuOptions, WebGpuProvider
@@ -32,11 +33,12 @@ Compute = Literal["fp16", "bf16", "fp32"]
 @dataclass(frozen=True, kw_only=True)
 class FloatCudaOptions(CudaOptions):
     compute: Compute = "fp32"
+    kv_memory: Literal["auto", "paged", "slots"] = "slots"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedCudaOptions(FloatCudaOptions):
-    kv_memory: Literal["slots", "paged"] = "paged"
+    kv_memory: Literal["auto", "paged", "slots"] = "paged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +116,17 @@ class CudaOnCpu(_OnCpu, CudaProvider):
     def free_memory(self, options: Mapping[str, Any]) -> int:
         return FREE_MEMORY
 
+    def device_memory(self, options: Mapping[str, Any]) -> DeviceMemory:
+        return DeviceMemory("cpu:0", 0, FREE_MEMORY)
+
     def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
         return 1e12
 
     def compute_capability(self, index: int) -> tuple[int, int]:
         return 8, 0
+
+    def device_facts(self, index: int) -> Mapping[str, int]:
+        return {"major": 8, "minor": 0}
 
     def _chosen_kernels(self, options: Mapping[str, Any]) -> str:
         return "onnxruntime"  # carryall's run on a device only; see ``cuda_emulator.py``
@@ -136,6 +144,13 @@ class PagedCudaOnCpu(CudaOnCpu):
 
     def passes(self, config: RunnerConfig) -> list[ir.passes.PassBase]:
         return [*super().passes(config), PagedStandInPass()]
+
+    def _small_session(self, index: int, content: bytes, kernels: str = CARRYALL) -> Any:
+        proto = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(content))
+        model = ir.serde.deserialize_model(proto)
+        if PagedStandInPass()(model).modified:
+            model.graph.opset_imports[""] = 23  # of RotaryEmbedding
+        return super()._small_session(index, ir.to_proto(model).SerializeToString(), kernels)
 
 
 class DirectMLOnCpu(_OnCpu, DirectMLProvider):

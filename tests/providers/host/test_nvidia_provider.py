@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from carryall.errors import ProviderUnavailableError
 from carryall.providers import get_provider
 from carryall.providers.base import DeviceMemory, RunnerConfig
 from carryall.providers.host import nvidia
@@ -29,3 +30,12 @@ def test_the_memory_of_a_device_is_read_in_a_thread_that_disturbs_no_capture(
     assert device_memory("cuda", RunnerConfig()) == [DeviceMemory("cuda:0", 6 * GIB, 16 * GIB)]
     assert device_memory("cpu:0-1,cuda:1:2-3,cuda@process:0:4-5", RunnerConfig()) == [second]
     assert device_memory("cpu", RunnerConfig()) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "known"), [(1, "there is only device 0"), (2, "this process may use devices 0 to 1")]
+)
+def test_a_device_that_is_not_there_is_named(count: int, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "device_count", lambda: count)
+    with pytest.raises(ProviderUnavailableError, match=f"there is no CUDA device 3; {known}"):
+        nvidia.compute_capability(3)

@@ -12,6 +12,7 @@ import lowered_forms
 import pytest
 from lowered_forms import FAMILIES
 
+from carryall.providers.cuda.paged_agreement import STEPS
 from carryall.providers.placement import _SHAPE_OPERATORS
 
 pytestmark = pytest.mark.slow
@@ -183,11 +184,79 @@ def test_auto_splits_a_model_that_the_device_does_not_hold() -> None:
     assert found["left"] == 0
     assert found["copies"] == [str(1 << 20)] * 24
     assert found["400"] == ["cuda", "cuda", "None", [1, 4096]]
-    chosen, layers, said, logits = found["12"]
+    chosen, layers, said, logits = found["16"]
     assert (chosen, logits) == ("cuda,cpu", [1, 4096])
     assert re.fullmatch(r"cuda:0-\d,cpu:\d-7", layers)
-    assert f"{layers}; the model needs 15.0 MB, cuda has " in said
+    assert f"{layers}; the model needs 16.8 MB, cuda has " in said
     assert outcome.illegal() == []
+
+
+@pytest.mark.parametrize("complaint", [None, "it differs"])
+def test_kv_is_in_blocks_by_default_where_the_operator_agrees_and_computes_the_model(
+    complaint: str | None,
+) -> None:
+    """What was found is stored: five processes check once for each of two kinds of caches."""
+    outcome = cuda_stub.run("default_memory", **({"CUDA_STUB_COMPLAINT": complaint} if complaint else {}))
+    *small, by_name, wide = outcome.result["found"]
+    kept = ["SlotRunner", f"KV is in slots, not in blocks, on cuda:0: {complaint}"]
+    assert small == 3 * [kept if complaint else ["PagedRunner"]]
+    assert by_name == ["SlotRunner"]
+    if complaint:
+        assert wide == kept
+    else:
+        kind, said = wide
+        assert kind == "SlotRunner"
+        assert "KV is in slots, not in blocks: attention model.layers.0" in said
+        assert "has heads of 320" in said
+    assert outcome.result["checks"] == ["float16"] * 2
+    assert outcome.illegal() == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "options"),
+    [("75", "{}"), ("80", '{"compute": "bf16"}'), ("89", '{"kv_cache": "fp8"}'), ("120", "{}")],
+)
+def test_the_check_of_the_operator_runs_on_devices_of_all_generations(capability: str, options: str) -> None:
+    """No head size or cache is refused; what the stub computes does not pass."""
+    outcome = cuda_stub.run("paged_operator", options, CUDA_STUB_CAPABILITY=capability)
+    found = outcome.result
+    assert [placed.keys() for placed in found["placed"]] == [{CUDA}] * 2
+    assert "com.microsoft.PagedAttention" in found["placed"][0][CUDA]
+    assert "com.microsoft.GroupQueryAttention" in found["placed"][1][CUDA]
+    assert [(step, count) for step, _, count in found["steps"]] == [(step, 12) for step in STEPS]
+    assert found["complaint"] == "GroupQueryAttention with heads of 32 computes nothing"
+    assert outcome.illegal() == []
+
+
+def test_kv_in_blocks_takes_the_share_of_memory_that_it_may() -> None:
+    """Beside it are the inputs of steps and what onnxruntime's arena rounds up, about 20 MB."""
+    outcome = cuda_stub.run("fraction_of_memory")
+    print(outcome.result)
+    for fraction, opened, later in outcome.result:
+        assert fraction - 0.05 < opened < fraction + 0.05
+        assert later == opened
+    assert outcome.illegal() == []
+
+
+@pytest.mark.parametrize("megabytes", ["64", "2", "0.5"])
+def test_two_models_on_a_device_wait_for_its_memory_and_a_third_is_refused(megabytes: str) -> None:
+    """Runs that are short of memory go on in smaller parts, whichever model holds it."""
+    outcome = cuda_stub.run("two_models", megabytes)
+    found = outcome.result
+    assert found["ended"] == [[["length", "None"]] * 4] * 2
+    assert (found["full"] > 0) is (megabytes != "64")
+    assert found["later"] == ["length"] * 2
+    kind, _, message = found["third"].partition(": ")
+    assert kind == "ProviderRuntimeError"
+    assert any(re.fullmatch(text, message) for text in REFUSALS), message
+    assert outcome.illegal() == []
+
+
+REFUSALS = [
+    r"the device has no memory for KV: two blocks of 256 tokens take 2\.1 MB; memory_fraction allows .*, of "
+    r"which captured runs, logits and adapters take .*B\. Close other models, .*",
+    r"not enough memory to load \S+: its weights take 14\.8 MB, and cuda:0 has .*B left of .*B\. Close .*",
+]
 
 
 def test_paged_runs_beyond_the_most_forms_are_not_captured() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_stand_ins import CudaOnCpu, PagedCudaOnCpu
+from device_stand_ins import CudaOnCpu, PagedCudaOnCpu, threaded
 from kernel_rules import CPU, CUDA
 from kernel_table import KernelTable, misfits
 from tiny_vlms import write_vlm
@@ -18,7 +18,8 @@ from carryall.graph_opt.graph.saving import save_model
 from carryall.providers import get_provider
 from carryall.providers.base import Provider, Row, Runner, RunnerConfig
 from carryall.providers.ort.paged import OrtPagedSession
-from carryall.providers.runners.paged_runner import PagedBatch
+from carryall.providers.ort.slot_runner import SlotRunner
+from carryall.providers.runners.paged_runner import PagedBatch, PagedRunner
 from carryall.providers.targets import cuda
 from carryall.providers.targets.cuda import CudaProvider
 from carryall.runtime.models.lowered_graph import lower
@@ -107,6 +108,20 @@ def test_every_node_has_a_kernel(source: SourceModel) -> None:
     config = dataclasses.replace(CONFIG, options={"kv_memory": "paged"})
     model = lower(source, CudaProvider(), config, [image_inputs()])
     assert misfits(model, KernelTable("cuda", CUDA), KernelTable("cpu", CPU)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["smolvlm", "gemma3"], indirect=True)
+def test_by_default_pictures_are_taken_where_kv_is_in_blocks(
+    source: SourceModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Explicit KV, which would take Gemma 3's, is far slower for all texts."""
+    runner = opened(source, PagedCudaOnCpu(), tmp_path, kv_memory="auto", joint_prompts=False)
+    in_blocks = source.config["model_type"] != "gemma3"
+    assert isinstance(threaded(runner), PagedRunner if in_blocks else SlotRunner)
+    assert bool(runner.info.image_width) is in_blocks
+    assert ("KV is in slots, not in blocks: " in caplog.text) is not in_blocks
+    runner.close()
 
 
 def test_slots_take_no_pictures() -> None:
