@@ -38,7 +38,7 @@ SHARES = {"falcon": 1}  # its only head of keys is read by both ranks
 # 2 heads of keys, which only attention without sinks can share; 2 heads of a state.
 INDIVISIBLE = {"gpt_oss", "granite_swa", "kimi_linear"}
 # onnxruntime computes a product, a state or a function of few values of these: its last bits depend on the
-# columns or heads of a rank. For lfm3 over 4 ranks it computes norms of the whole that are steps of a rank's chain.
+# columns or heads of a rank. Of lfm3 it computes norms that are steps of a chain in each of 4 ranks.
 OTHER_KERNELS = {
     *("bloom", "falcon_h1", "granitemoehybrid", "granitemoeshared", "lfm3"),
     *("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
