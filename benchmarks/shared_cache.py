@@ -1,11 +1,13 @@
 """What a prefix costs that another service has computed: the time to the first token, by where its KV is.
 
-    python benchmarks/shared_cache.py MODEL --tokens 4096 --prompts 3 --turns 12
+    python benchmarks/shared_cache.py MODEL --tokens 4096 --question 1 --question 128 --prompts 3 --turns 12
 
 Services (``carryall serve``) share a server of the Redis protocol (valkey-server or redis-server), which this
-script starts. The first one computes prompts. Two others are asked over HTTP for the same prompts with one
-more token each, in turns: one has no tier but the store, the other has host memory above it. *store* and
-*host memory* are asked after another prompt has taken the slot, *slot* is the second one asked once more.
+script starts. The first one computes prompts. Two others are asked over HTTP for the same prompts with a
+question of further tokens behind each, in turns: one has no tier but the store, the other has host memory
+above it. *store* and *host memory* are asked after another prompt has taken the slot, *slot* is the second
+one asked once more. Ratios are the median of the turns' ratios for elapsed time, and that of the means for
+processor time, since a service's clock counts in 10 ms.
 """
 
 from __future__ import annotations
@@ -128,7 +130,7 @@ def served(args: argparse.Namespace, store: Store, host_bytes: str) -> Iterator[
         "--max-slots",
         "1",
         "--context-length",
-        str(args.tokens + 64),
+        str(args.tokens + 64 + max(args.question)),
         "--num-threads",
         str(args.threads),
     ]
@@ -148,32 +150,42 @@ def served(args: argparse.Namespace, store: Store, host_bytes: str) -> Iterator[
         process.wait()
 
 
+def turned(
+    reader: Service, holder: Service, store: Store, own: Sequence[int], question: int, turn: int
+) -> dict[str, tuple[Cost, int]]:
+    """Return what a question costs in a turn, by where the KV of the prompt is."""
+    for service in (reader, holder):
+        service.ask([7, 8])  # takes the slot
+    store.settle()
+    ways = {"store": reader, "host memory": holder}
+    ordered = [*(ways.items() if turn % 2 else reversed(ways.items())), ("slot", holder)]
+    # No two questions behind a prompt begin alike, so that no more than the prompt is in a cache.
+    firsts = (9 + 3 * turn + place for place in range(len(ordered)))
+    return {
+        name: service.ask([*own, first, *prompt(first, question)[1:]])
+        for first, (name, service) in zip(firsts, ordered, strict=True)
+    }
+
+
 def measured(
     first: Service, reader: Service, holder: Service, store: Store, args: argparse.Namespace
-) -> dict[str, list[Cost]]:
-    """Return the costs of each way; the first prompt and the first turn of each prompt warm up."""
-    costs: dict[str, list[Cost]] = {"computed": [], "store": [], "host memory": [], "slot": []}
+) -> dict[tuple[int, str], list[Cost]]:
+    """Return the costs by question and way; the first prompt and the first turn of each prompt warm up."""
+    costs: dict[tuple[int, str], list[Cost]] = {(0, "computed"): []}
     for number in range(args.prompts + 1):
         own = prompt(number, args.tokens)
         computed, _ = first.ask(own)
-        costs["computed"] += [computed] * bool(number)
+        costs[0, "computed"] += [computed] * bool(number)
         store.settle()
         for turn in range(args.turns + 1):
-            for service in (reader, holder):
-                service.ask([7, 8])  # takes the slot
-            store.settle()
-            ways = (
-                {"store": reader, "host memory": holder}
-                if turn % 2
-                else {"host memory": holder, "store": reader}
-            )
-            ways["slot"] = holder
-            for place, (name, service) in enumerate(ways.items()):
-                cost, cached = service.ask([*own, 9 + 3 * turn + place])
-                if cached != args.tokens:
-                    print(f"{name}: {cached} tokens were cached", file=sys.stderr)
-                elif number and turn:
-                    costs[name].append(cost)
+            for index, question in enumerate(args.question):
+                ways = turned(reader, holder, store, own, question, turn * len(args.question) + index)
+                for name, (_, cached) in ways.items():
+                    if cached != args.tokens:
+                        print(f"{name}: {cached} tokens were cached", file=sys.stderr)
+                if number and turn and all(cached == args.tokens for _, cached in ways.values()):
+                    for name, (cost, _) in ways.items():
+                        costs.setdefault((question, name), []).append(cost)
     return costs
 
 
@@ -182,10 +194,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument(
+        "--question", type=int, action="append", help="tokens behind the prefix, several times (1)"
+    )
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--turns", type=int, default=12, help="of each prompt")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    args.question = args.question or [1]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         store = Store(folder)
         stack.callback(store.process.wait)
@@ -193,12 +209,24 @@ def main() -> None:
         services = [stack.enter_context(served(args, store, size)) for size in ("0", "0", "4GB")]
         costs = measured(services[0], services[1], services[2], store, args)
     print(f"{args.tokens} tokens, {store.name}, milliseconds: median (quartiles), least tenth, mean")
-    for name, values in costs.items():
+    for (question, name), values in costs.items():
+        behind = f" + {question}" if question else ""
         for kind, each in zip(("", ", processors", ", store"), zip(*values, strict=True), strict=True):
             ordered, count = sorted(each), len(each)
             tenth, low, middle, high = (ordered[int(count * share)] for share in (0.1, 0.25, 0.5, 0.75))
-            print(f"{name}{kind} ({count}): {middle:.0f} ({low:.0f} to {high:.0f}), {tenth:.0f}, ", end="")
+            print(
+                f"{name}{behind}{kind} ({count}): {middle:.0f} ({low:.0f} to {high:.0f}), {tenth:.0f}, ",
+                end="",
+            )
             print(f"{statistics.mean(each):.1f}")
+    for question in args.question:
+        for other in ("host memory", "slot"):
+            pairs = list(zip(costs[question, "store"], costs[question, other], strict=True))
+            elapsed = statistics.median(mine.elapsed / its.elapsed for mine, its in pairs)
+            mine, its = (
+                statistics.mean(cost.service for cost in costs[question, way]) for way in ("store", other)
+            )
+            print(f"+ {question}: store / {other}: elapsed {elapsed:.2f}, processors {mine / its:.2f}")
 
 
 if __name__ == "__main__":

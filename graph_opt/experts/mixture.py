@@ -54,12 +54,21 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """The layers of one expert: down(act(gate(x)) * up(x)), or down(act(gate(x))) if ``up`` is None."""
+    """The layers of one expert: down(act(gate(x)) * up(x)), or down(act(gate(x))) if ``up`` is None.
+
+    Args:
+        gate: the layer before the activation.
+        up: the layer by whose result it is multiplied.
+        down: the last layer.
+        activation: the function between.
+        join: the ``AllGather`` of what down reads, in a graph of one of several ranks.
+    """
 
     gate: Linear
     up: Linear | None
     down: Linear
     activation: Activation
+    join: ir.Node | None = None
 
     @property
     def entering(self) -> tuple[Linear, ...]:
@@ -189,11 +198,14 @@ def _of_layers(
     gate: Linear | None, up: Linear | None, product: ir.Node, activation: Activation
 ) -> Expert | None:
     """Return the expert whose down projection reads ``product``, None if it is none."""
-    consumer = sole_consumer(product.outputs[0])
+    consumer, between = sole_consumer(product.outputs[0]), product.outputs[0]
+    join = consumer if consumer is not None and consumer.op_type == "AllGather" else None
+    if join is not None:
+        consumer, between = sole_consumer(join.outputs[0]), join.outputs[0]
     down = _linear(consumer) if consumer is not None and consumer.op_type == "MatMul" else None
-    if gate is None or down is None or down.x is not product.outputs[0]:
+    if gate is None or down is None or down.x is not between:
         return None
-    return None if up is not None and gate.x is not up.x else Expert(gate, up, down, activation)
+    return None if up is not None and gate.x is not up.x else Expert(gate, up, down, activation, join)
 
 
 _MLPS = {"Sigmoid": gated_mlp, "Gelu": _gelu_mlp, "Relu": _relu2_mlp}

@@ -71,9 +71,11 @@ class ShardPlan:
 class Planner:
     """Find the cut of a canonical decoder graph.
 
-    Attentions and states are cut by heads, which decides what the products before them compute. A product
-    whose input can be cut without further work is cut by its inputs, and its results are added up. Other
-    products are cut by outputs if all readers need a part only.
+    Attentions and states are cut by heads, which decides what the products before them compute. Products
+    are cut by outputs if all readers need a part only. In graphs with float weights, others whose input can
+    be cut without further work are cut by inputs, and their results are added up. In graphs with quantized
+    weights, others are cut by outputs, and their inputs and results are joined: kernels round what enters to
+    int8, where the last bit of a sum over ranks would decide between two levels.
 
     Args:
         graph: the graph, with known shapes.
@@ -88,6 +90,8 @@ class Planner:
         self.shapes = Shapes(self._sizes, count)
         self._potentials: dict[ir.Value, Cut | Potential] = {}
         self._wanted: dict[tuple[ir.Node, int], Cut | None] = {}
+        matrices = (self._weight_of(node) for node in graph)
+        self._rounds = any(matrix is not None and weights.quantized(matrix) for matrix in matrices)
 
     def plan(self) -> ShardPlan:
         """Return the cut.
@@ -106,7 +110,7 @@ class Planner:
                 continue
             plan.nodes[node] = node_plan
             for index, cut in enumerate(node_plan.inputs):
-                self._wanted[node, index] = cut
+                self._wanted.setdefault((node, index), cut)
             for value, cut in zip(node.outputs, node_plan.outputs, strict=True):
                 if value.is_graph_output() and cut is not None:
                     plan.outputs[value] = cut
@@ -114,7 +118,34 @@ class Planner:
             cut = self._agreed(value, plan)
             if cut is not None:
                 plan.inputs[value] = cut
+        self._put_off_joins(plan)
         return plan
+
+    def _put_off_joins(self, plan: ShardPlan) -> None:
+        """Let parts pass operators that need nothing else whole: a mixture of experts has one join."""
+        cuts = dict(plan.inputs)
+        for node in self._graph:
+            if node not in plan.nodes and not node.domain and len(node.outputs) == 1:
+                parts = [None if value is None else cuts.get(value) for value in node.inputs]
+                node_plan = self._of_parts(node, parts)
+                if node_plan is not None and not node.outputs[0].is_graph_output():
+                    plan.nodes[node] = node_plan
+            if node in plan.nodes:
+                outputs = zip(node.outputs, plan.nodes[node].outputs, strict=True)
+                cuts.update({value: cut for value, cut in outputs if cut is not None})
+
+    def _of_parts(self, node: ir.Node, parts: Sequence[Cut | None]) -> NodePlan | None:
+        """Return how a node is computed of inputs as they are; None if it needs one that is cut otherwise."""
+        index, cut = next(((index, cut) for index, cut in enumerate(parts) if cut is not None), (0, None))
+        output = None if cut is None else output_of(node, index, cut, self.shapes)
+        # Parts of another axis could not be joined behind it.
+        wanted = None if output is None or output.axis != -1 else inputs_of(node, output, self.shapes)
+        if not wanted or any(
+            part != needed and self._weights.shape(value) is None
+            for value, part, needed in zip(node.inputs, parts, wanted, strict=True)
+        ):
+            return None
+        return NodePlan([output], wanted)
 
     def _sizes(self, value: ir.Value | None) -> Sizes | None:
         known = self._weights.shape(value)
@@ -195,7 +226,7 @@ class Planner:
             self._wanted[node, 0] = outputs[0]
 
     def _product(self, node: ir.Node, output: Cut | None) -> NodePlan | None:
-        """Cut a product by its outputs if they are wanted in part, else by its inputs if these can be cut."""
+        """Cut a product by its outputs, or by its inputs."""
         matrix = self._weight_of(node)
         shape = self._weights.shape(matrix)
         if matrix is None or shape is None or int_attribute(node, "transA", 0):
@@ -203,23 +234,28 @@ class Planner:
         transposed = bool(int_attribute(node, "transB", 0))
         rows, columns = (-1, -2) if transposed else (-2, -1)
         rest: list[Cut | None] = [None] * (len(node.inputs) - 2)
-        if output is not None:
-            if output.axis != -1:
-                return NodePlan([output], [output, None, *rest]) if node.op_type == "MatMul" else None
-            if not self._weights.fits(matrix, output.moved(columns)):
-                return None
-            biases = [output if value is not None else None for value in node.inputs[2:]]
-            return NodePlan([output], [None, output.moved(columns), *biases])
-        able = self._potential(node.inputs[0])
-        if able is Potential.NONE or rest:
+        if output is None:
+            cut = self._input_cut(node, shape[rows])
+            if cut is None and not self._weights.quantized(matrix):
+                return None  # such as a router: its choice must be that of the whole, to the bit
+            if cut is not None and not self._rounds:
+                return None if rest else NodePlan([None], [cut, cut.moved(rows)], partial=True)
+            self._wanted[node, 0] = cut
+            output = even_cut(-1, shape[columns], self._count, self._weights.block(matrix, columns))
+        if output is None:
             return None
-        cut = able if isinstance(able, Cut) else None
-        if cut is None:
-            quantum = self._weights.quantum(matrix, rows, self._count)
-            cut = even_cut(-1, shape[rows], self._count, quantum)
-        if cut is None or cut.axis != -1 or not self._weights.fits(matrix, cut.moved(rows)):
+        if output.axis != -1:
+            return NodePlan([output], [output, None, *rest]) if node.op_type == "MatMul" else None
+        if not self._weights.fits(matrix, output.moved(columns)):
             return None
-        return NodePlan([None], [cut, cut.moved(rows)], partial=True)
+        biases = [output if value is not None else None for value in node.inputs[2:]]
+        return NodePlan([output], [None, output.moved(columns), *biases])
+
+    def _input_cut(self, product: ir.Node, size: int) -> Cut | None:
+        """Return the cut of what a product reads that costs no further work; None if there is none."""
+        able = self._potential(product.inputs[0])
+        cut = even_cut(-1, size, self._count) if able is Potential.ANY else able
+        return cut if isinstance(cut, Cut) and cut.axis == -1 else None
 
     def _heads(self, node: ir.Node) -> NodePlan:
         """Cut an attention, or a state, by heads of keys and values."""

@@ -82,6 +82,8 @@ def inputs_of(node: ir.Node, cut: Cut, shapes: Shapes) -> list[Cut | None] | Non
         return [cut, *(cut if _spans(value, cut, shapes) else None for value in node.inputs[1:])]
     if _keeps_axis(node, cut, shapes):
         return [cut, *whole[1:]]
+    if node.op_type == "MatMul" and cut.axis == -1:
+        return [None, cut]
     first = _first_input(node, cut, shapes)
     if first is None:
         return None
@@ -96,8 +98,10 @@ def output_of(node: ir.Node, index: int, cut: Cut, shapes: Shapes) -> Cut | None
     """Return the cut of the first output if input ``index`` is cut; None if no cut of the output is known."""
     if node.op_type in ELEMENTWISE or (node.op_type in NORMS and cut.axis < -1):
         return cut
+    if node.op_type == "MatMul":
+        return cut if cut.axis < -2 or (index and cut.axis == -1) else None
     if index:
-        return cut if node.op_type == "MatMul" and cut.axis < -2 else None
+        return cut if node.op_type == "Concat" and _beside(node, cut, shapes) else None
     if _keeps_axis(node, cut, shapes):
         return cut
     before, after = shapes.of(node.inputs[0]), shapes.of(node.outputs[0])
@@ -105,9 +109,7 @@ def output_of(node: ir.Node, index: int, cut: Cut, shapes: Shapes) -> Cut | None
         return None if before is None or after is None else _reshaped(node, cut, before, after)
     if node.op_type == "Transpose" and (order := _order(node)) is not None:
         return cut.moved(order.index(len(order) + cut.axis) - len(order))
-    if _beside(node, cut, shapes):
-        return cut
-    return cut if node.op_type == "MatMul" and cut.axis < -2 else None
+    return cut if _beside(node, cut, shapes) else None
 
 
 def split_input(node: ir.Node, cuts: Sequence[Cut | None], shapes: Shapes) -> Cut | None:

@@ -18,7 +18,7 @@ from ..passes.base import GraphPass
 from ..passes.remove_unused import RemoveUnusedNodesPass
 from ..passes.shape_inference import ShapeInferencePass
 from .cuts import Cut
-from .plan import NodePlan, Planner, ShardPlan
+from .plan import PRODUCTS, NodePlan, Planner, ShardPlan
 from .rules import target_sizes
 from .weights import WeightCuts
 
@@ -68,14 +68,21 @@ class ShardPass(GraphPass):
 
 
 def _check_products(plan: ShardPlan) -> None:
-    """Refuse a graph of which no product is cut by its inputs: nothing would be gained.
+    """Refuse a graph of which no product is cut, but that of the logits: nothing would be gained.
 
     Raises:
         GraphError: there is none.
     """
-    if not any(node.partial for node in plan.nodes.values()):
+    products = (node for node in plan.nodes if node.op_type in PRODUCTS)
+    if all(node.outputs[0].is_graph_output() for node in products):
         where = f"; the last one is {plan.whole[0].op_type} {plan.whole[0].name}" if plan.whole else ""
         raise GraphError(f"no linear layer of the graph can be cut by ranks{where}")
+
+
+def _resized(shape: ir.Shape | None, axis: int, size: int) -> ir.Shape | None:
+    """Return a shape with another size of an axis."""
+    sizes = None if shape is None else [*shape.dims[:axis], size, *(shape.dims[axis:][1:])]
+    return None if sizes is None else ir.Shape(sizes)
 
 
 class _Rewriter:
@@ -91,6 +98,7 @@ class _Rewriter:
         self._rank = rank
         self._count = count
         self._states: dict[ir.Value, Cut] = dict(plan.inputs)
+        self._whole_shapes: dict[ir.Value, ir.Shape | None] = {}
         self._partial: set[ir.Value] = set()
         self._collectives = 0
         self._made: dict[tuple[ir.Value, Cut | None], ir.Value] = {}
@@ -107,11 +115,12 @@ class _Rewriter:
             wanted = self._plan.outputs.get(value)
             if self._states.get(value) != wanted or value in self._partial:
                 raise GraphError(f"the output {value.name} is not computed as it is needed")
-        for value, cut in {**self._plan.inputs, **self._plan.outputs}.items():
-            if value.shape is not None:
-                sizes = list(value.shape)
-                sizes[cut.axis] = cut.local(self._rank)
-                value.shape = ir.Shape(sizes)
+        for value, cut in self._plan.inputs.items():
+            self._resize(value, cut)
+
+    def _resize(self, value: ir.Value, cut: Cut) -> None:
+        """Set the shape of this rank's part."""
+        value.shape = _resized(value.shape, cut.axis, cut.local(self._rank))
 
     def _keep(self, node: ir.Node) -> None:
         for index, value in enumerate(node.inputs):
@@ -127,8 +136,8 @@ class _Rewriter:
         for value, cut in zip(node.outputs, node_plan.outputs, strict=True):
             if cut is not None:
                 self._states[value] = cut
-                if not value.is_graph_output():
-                    value.shape = None
+                self._whole_shapes[value] = value.shape
+                self._resize(value, cut)
         if node_plan.partial:
             self._partial.add(node.outputs[0])
 
@@ -262,13 +271,28 @@ class _Rewriter:
                 whole = value
             if whole is not value:
                 self._made[value, None] = whole
-            if cut is not None:
-                name = f"shard.part_{len(self._made)}"
-                indices = shared_constant(self._graph, name, cut.indices(self._rank))
-                whole = insert(before, "Gather", [whole, indices], {"axis": cut.axis}).outputs[0]
-                whole.type = value.type
-            self._made[known] = whole
+            self._made[known] = whole if cut is None else self._part(whole, cut, before)
         return self._made[known]
+
+    def _part(self, whole: ir.Value, cut: Cut, before: ir.Node) -> ir.Value:
+        """Return this rank's part of a value that each rank has whole."""
+        runs = cut.parts[self._rank]
+        if len(runs) == 1:  # a view, where a chain of operators computes it
+            ((start, stop),) = runs
+            sizes = {0: start, 1: stop - start, 2: cut.size - stop}
+            places = [place for place, size in sizes.items() if size]
+            numbers = np.array([sizes[place] for place in places], np.int64)
+            name = f"shard.{'_'.join(map(str, numbers))}"
+            operands = [whole, shared_constant(self._graph, name, numbers)]
+            split = insert(before, "Split", operands, {"axis": cut.axis}, num_outputs=len(places))
+            for place, output in zip(places, split.outputs, strict=True):
+                output.type = whole.type
+                output.shape = _resized(whole.shape, cut.axis, sizes[place])
+            return split.outputs[places.index(1)]
+        indices = shared_constant(self._graph, f"shard.part_{len(self._made)}", cut.indices(self._rank))
+        part = insert(before, "Gather", [whole, indices], {"axis": cut.axis}).outputs[0]
+        part.type = whole.type
+        return part
 
     def _joined(self, value: ir.Value, cut: Cut, before: ir.Node) -> ir.Value:
         """Return a value of which each rank has a part, whole."""
@@ -285,6 +309,7 @@ class _Rewriter:
             order = add_initializer(self._graph, "shard.order", places)
             joined = insert(before, "Gather", [joined, order], {"axis": -1}).outputs[0]
             joined.type = value.type
+        joined.shape = self._whole_shapes.get(value)
         return joined
 
     def _collective(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx_ir as ir
 
@@ -12,7 +10,6 @@ from ..graph.edit import add_initializer, constant, insert, int_attribute, share
 from ..graph.lazy import lazy, pack_nibbles, packed_bytes, shape_of, unpack_nibbles, with_halves
 from .cuts import Cut, Indices, reshaped
 
-_LEAST_BLOCK = 16  # weights of one scale: the kernels have no smaller blocks
 _OF_EACH = frozenset({"Cast", "Identity"})
 
 
@@ -61,32 +58,19 @@ class WeightCuts:
 
     def block(self, value: ir.Value, axis: int) -> int:
         """Return how many elements of an axis, counted from the end, have one scale; 1 if each its own."""
-        node, shape = _dequantizer(value)[0], self.shape(value)
-        if node is None or node.op_type != "DequantizeLinear" or shape is None:
+        node, shape = _dequantizer(value), self.shape(value)
+        if node is None or shape is None:
             return 1
         same = int_attribute(node, "axis", 1) % len(shape) == axis % len(shape)
         return (int_attribute(node, "block_size", 0) or 1) if same else 1
 
-    def quantum(self, value: ir.Value, axis: int, count: int) -> int:
-        """Return how many elements of an axis should stay together, so that each rank has some.
-
-        That is a block, or a part of one of at least 16, whose scale is repeated: weights stay as they are.
-        """
-        shape = self.shape(value)
-        block = size = 1
-        if shape is not None:
-            block, size = self.block(value, axis), shape[axis]
-        if _dequantizer(value)[1]:
-            return block
-        while block % 2 == 0 and block // 2 >= _LEAST_BLOCK and -(-size // block) < count:
-            block //= 2
-        return block
+    def quantized(self, value: ir.Value) -> bool:
+        """Return whether a weight is dequantized, so that kernels may round what it multiplies."""
+        return _dequantizer(value) is not None
 
     def fits(self, value: ir.Value, cut: Cut) -> bool:
-        """Return whether a weight can be cut so; a quantized one only at blocks of 16 or more."""
-        block = self.block(value, cut.axis)
-        common = _common_block(cut, block)
-        return common == block if _dequantizer(value)[1] else common is not None
+        """Return whether a weight can be cut so; a quantized one only between its blocks."""
+        return _whole_blocks(cut, self.block(value, cut.axis))
 
     def part(self, value: ir.Value, cut: Cut, before: ir.Node) -> ir.Value:
         """Return this rank's part of a weight.
@@ -130,10 +114,7 @@ class WeightCuts:
         own = cut if node.op_type != "Reshape" else self._reshaped(node, cut)
         inputs = [self.part(value, own, before) if value is not None else None for value in node.inputs[:1]]
         if node.op_type == "DequantizeLinear":
-            others, block = self._scales(node, cut, before)
-            inputs += others
-            if block:
-                attributes["block_size"] = ir.AttrInt64("block_size", block)
+            inputs += self._scales(node, cut, before)
         elif node.op_type == "Add" and node.inputs[1] is not None:
             inputs.append(self.part(node.inputs[1], cut, before))
         elif node.op_type == "Reshape":
@@ -158,45 +139,37 @@ class WeightCuts:
             raise GraphError(f"the weight {node.outputs[0].name} cannot be cut within its blocks")
         return before
 
-    def _scales(self, node: ir.Node, cut: Cut, before: ir.Node) -> tuple[list[ir.Value | None], int]:
-        """Return the parts of scale and zero point, and the size of their blocks; 0 without blocks."""
+    def _scales(self, node: ir.Node, cut: Cut, before: ir.Node) -> list[ir.Value | None]:
+        """Return the parts of scale and zero point."""
         shape, block = self.shape(node.inputs[0]) or (), int_attribute(node, "block_size", 0)
-        axis = int_attribute(node, "axis", 1) % max(len(shape), 1) - len(shape)
-        on_axis = axis == cut.axis
-        block_cut: Cut | None = cut
+        on_axis = int_attribute(node, "axis", 1) % max(len(shape), 1) - len(shape) == cut.axis
+        own: Cut | None = cut
         if block and on_axis:
-            finer = _common_block(cut, block)
-            if finer is None:
+            if not _whole_blocks(cut, block):
                 raise GraphError(
-                    f"{node.op_type} {node.name} has blocks of {block} weights, which {len(cut.parts)} ranks "
-                    "would cut into parts of fewer than 16; use fewer ranks, or smaller blocks"
+                    f"{node.op_type} {node.name} has blocks of {block} weights, which cuts divide"
                 )
-            block_cut = cut.mapped(lambda part: part[::finer] // block, axis, -(-cut.size // block))
-            block = finer
+            own = cut.mapped(lambda part: part[::block] // block, cut.axis, -(-cut.size // block))
         parts: list[ir.Value | None] = []
         for value in node.inputs[1:]:
             sizes = self.shape(value) or ()
             if value is None or not sizes or (len(sizes) == 1 and not on_axis):
                 parts.append(value)
-            elif block_cut is not None:
-                parts.append(self.part(value, block_cut.moved(-1) if len(sizes) == 1 else block_cut, before))
-        return parts, block
+            elif own is not None:
+                parts.append(self.part(value, own.moved(-1) if len(sizes) == 1 else own, before))
+        return parts
 
 
-def _dequantizer(value: ir.Value) -> tuple[ir.Node | None, bool]:
-    """Return the node that dequantizes a weight, and whether minima of its blocks are added behind it."""
-    node, minima = value.producer(), False
+def _dequantizer(value: ir.Value) -> ir.Node | None:
+    """Return the node that dequantizes a weight; None if there is none."""
+    node = value.producer()
     while node is not None and node.op_type != "DequantizeLinear":
         if node.op_type not in (*_OF_EACH, "Reshape", "Add") or node.inputs[0] is None:
-            return None, False
-        minima |= node.op_type == "Add"
+            return None
         node = node.inputs[0].producer()
-    return node, minima
+    return node
 
 
-def _common_block(cut: Cut, block: int) -> int | None:
-    """Return the largest part of a block, of 16 or more, that no cut divides; None if there is none."""
-    bounds = [bound for runs in cut.parts for run in runs for bound in run if bound != cut.size]
-    ends = [sum(stop - start for start, stop in runs[:-1]) for runs in cut.parts]
-    common = math.gcd(block, *bounds, *ends)
-    return common if common == block or common >= _LEAST_BLOCK else None
+def _whole_blocks(cut: Cut, block: int) -> bool:
+    """Return whether each rank holds whole blocks."""
+    return all(bound % block == 0 or bound == cut.size for runs in cut.parts for run in runs for bound in run)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import os
+import threading
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ _SCAN = b"\xff\xda"
 _MOST_SCANS = 100
 _MOST_SCANNED = 20 * MOST_PIXELS
 _LEVELS = 255
+_FILTERS = threading.Lock()  # filters of warnings are those of all threads
 
 
 def open_picture(source: Any) -> Pixels:
@@ -84,7 +87,9 @@ def _decoded(data: bytes) -> Pixels:
     if len(data) > _MOST_BYTES:
         raise RequestError(f"a picture is larger than {_MOST_BYTES // 2**20} MiB; make it smaller")
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        with _FILTERS, warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RequestError(
             f"a picture states more than {MOST_PIXELS} pixels in its header; make it smaller"

@@ -37,6 +37,8 @@ class ModelConfig(Checked):
         pipeline_stages: with ``pipeline``: the number of stages; by default 2.
         device: the provider's name of the device: ``1``, ``GPU.1``.
         provider_options: options of the provider, such as ``compute=bf16``.
+        tower_provider: where pictures and sound are encoded, such as ``openvino:GPU``; by default where the
+            decoder runs. Another provider than the decoder's has its default options.
         ep_library: an ONNX Runtime plugin library to run on, in place of ``provider``.
         allow_fallback: run nodes that the provider cannot run on the CPU, and report them.
         quantize: quantize the weights with this method, in the cache; by default they are not changed.
@@ -71,6 +73,7 @@ class ModelConfig(Checked):
     pipeline_stages: int | None = option(None, least=2, most=64)
     device: str | int | None = None
     provider_options: Mapping[str, Any] = option({}, flags=("--provider-option",))
+    tower_provider: str | None = None
     ep_library: Path | None = None
     allow_fallback: bool = False
     quantize: str | None = option(None, choices=METHODS)

@@ -15,18 +15,17 @@ from ...exporter.audio_processor import AUDIO_PROCESSOR_FILE, read_audio_process
 from ...exporter.config import read_generation_config
 from ...exporter.package import AUDIO_FILE
 from ...graph_opt.graph.graph_facts import has_quantized_weights
-from ...providers import get_provider
 from ...providers.base import RunnerConfig
 from ..audio.encoding import AudioEncoder
 from ..audio.word_times import Alignment
 from ..process.threads import at_lower_priority
 from .alignment import open_alignment
 from .model_source import SourceModel
-from .tower_graph import tower_graph
+from .tower_place import TowerPlace
 
 
 def open_hearing(
-    source: SourceModel, provider: str, config: RunnerConfig
+    source: SourceModel, provider: str, config: RunnerConfig, place: TowerPlace
 ) -> tuple[AudioEncoder, Mapping[str, Any], Alignment]:
     """Return what turns sound into rows, the content of generation_config.json, and what aligns tokens.
 
@@ -34,20 +33,18 @@ def open_hearing(
 
     Args:
         source: a model that hears.
-        provider: the provider that runs its decoder, and will run its encoder.
-        config: options of the runner.
+        provider: the provider that runs its decoder.
+        config: options of the decoder's runner.
+        place: what runs its encoder.
 
     Raises:
         PackageError: the package is damaged.
         CheckpointError: as ``sight_folder``.
         UnsupportedModelError: as ``sight_folder``.
     """
-    folder, target = source.sight_folder(), get_provider(provider)
+    folder = source.sight_folder()
     processor = read_audio_processor(folder / AUDIO_PROCESSOR_FILE)
-    quantized = has_quantized_weights(source.graph.graph)
-    graph = tower_graph(folder / AUDIO_FILE, target, config, quantized=quantized)
-    # Its threads have the priority of the one that opens it.
-    session: Any = at_lower_priority(lambda: target.session(graph, config))
+    session = place.session(folder / AUDIO_FILE, quantized=has_quantized_weights(source.graph.graph))
 
     def run(features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         try:

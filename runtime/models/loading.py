@@ -34,6 +34,7 @@ from .model_source import SourceModel, resolve_model
 from .sharded import check_ranks, sharded_runner
 from .speculative import drafter_folder, make_proposer
 from .split import device_memory, first_provider, is_split, name_and_device, split_runner, with_device
+from .tower_place import TowerPlace, check_tower, tower_place
 
 THREADS_PER_CORE = 4  # more threads only wait for each other
 _MIN_TOKENS = 64  # per slot; KV is allocated in chunks of this many tokens
@@ -148,6 +149,8 @@ def load_model(
     check_threads(asked.num_threads)
     name, device = _where(asked)
     check_available(name)
+    if asked.tower_provider is not None:
+        check_tower(asked.tower_provider)
     check_ranks(asked.tensor_parallel, name)
     if asked.pipeline is not None:
         from .pipeline import check_stages  # its imports take 20 ms
@@ -156,6 +159,8 @@ def load_model(
     if progress is not None and not callable(progress):
         raise UsageError(f"progress must be a function, not {shown(progress)}")
     source = resolve_model(asked.model, quantize=asked.quantize, progress=progress)
+    if asked.tower_provider is not None and not (source.sees or source.hears):
+        raise UsageError(f"tower_provider has no effect: {source.name} reads text only; omit it")
     _check_adapters(asked, name)
     config = with_context(_runner_config(asked, slots, name, device), source)
     check_memory(source, slots, config.context_length or 0)
@@ -328,31 +333,36 @@ def _opened(
     else:
         chat_template = ChatTemplate.from_file(asked.chat_template, special_tokens, tool_prompt=tool_prompt)
     defaults = GenerationDefaults.from_folder(source.folder, lambda: source.config)
+    place = tower_place(asked.tower_provider, provider, config)
     runner, identity, graphs = _open(source, provider, config, asked, progress)
+    if asked.tower_provider is not None:  # KV of pictures depends on what encoded them
+        identity = f"{identity} tower {asked.tower_provider}"
     loaded = LoadedModel(source.name, runner, tokenizer, chat_template, defaults, identity, graphs=graphs)
     loaded.provider = provider
     loaded.device_memory = functools.partial(device_memory, provider, config)
     loaded.summary = lambda: source.summary
     if source.sees:
-        loaded.open_sight = functools.partial(_sight, source, provider, config, runner.info)
+        loaded.open_sight = functools.partial(_sight, source, provider, config, runner.info, place)
     if source.hears:
-        loaded.open_hearing = functools.partial(_hearing, source, provider, config)
+        loaded.open_hearing = functools.partial(_hearing, source, provider, config, place)
     loaded.open_encoder = functools.partial(_encoder, source, provider, config, asked, progress)
     return loaded
 
 
-def _sight(source: SourceModel, provider: str, config: RunnerConfig, info: RunnerInfo) -> ImageEncoder:
+def _sight(
+    source: SourceModel, provider: str, config: RunnerConfig, info: RunnerInfo, place: TowerPlace
+) -> ImageEncoder:
     from .sight import open_sight  # not at the start of models without pictures: it imports graphs
 
-    return open_sight(source, provider, config, info)
+    return open_sight(source, provider, config, info, place)
 
 
 def _hearing(
-    source: SourceModel, provider: str, config: RunnerConfig
+    source: SourceModel, provider: str, config: RunnerConfig, place: TowerPlace
 ) -> tuple[AudioEncoder, Mapping[str, Any], Alignment]:
     from .hearing import open_hearing  # as above
 
-    return open_hearing(source, provider, config)
+    return open_hearing(source, provider, config, place)
 
 
 def _open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,25 +18,27 @@ from ...exporter.package import TEXT_ENCODER_FILE, VISION_FILE
 from ...graph_opt.graph.graph_facts import has_quantized_weights
 from ...graph_opt.quantize.algorithms.layer_changes import LayerChanges
 from ...graph_opt.quantize.algorithms.rotation import Rotation
-from ...providers import get_provider
 from ...providers.base import RunnerConfig, RunnerInfo
 from ..images.encoding import ImageEncoder, States
 from ..process.threads import at_lower_priority
 from .model_source import SourceModel
-from .tower_graph import tower_graph
+from .tower_place import TowerPlace
 from .tower_rows import TowerRows
 
 _NONE = np.zeros((0, 0), np.int64)  # groups of towers that have none
 
 
-def open_sight(source: SourceModel, provider: str, config: RunnerConfig, info: RunnerInfo) -> ImageEncoder:
+def open_sight(
+    source: SourceModel, provider: str, config: RunnerConfig, info: RunnerInfo, place: TowerPlace
+) -> ImageEncoder:
     """Return what turns pictures into rows of the decoder's input, or into those that it attends to.
 
     Args:
         source: a model that sees.
-        provider: the provider that runs its decoder, and will run its tower.
-        config: options of the runner.
-        info: of the decoder's runner.
+        provider: the provider that runs its decoder.
+        config: options of the decoder's runner.
+        info: of that runner.
+        place: what runs its tower.
 
     Raises:
         RequestError: the decoder runs without the inputs for pictures.
@@ -55,19 +58,13 @@ def open_sight(source: SourceModel, provider: str, config: RunnerConfig, info: R
     rotated = info.image_width > 0 and LayerChanges.of(source.graph.graph).rotates_stream
     parts = 1 + len(json.loads(source.graph.metadata_props.get(DEEP_STATES, "[]")))
     turned = Rotation(width // parts).after if rotated else np.asarray
-    target, quantized = get_provider(provider), has_quantized_weights(source.graph.graph)
-
-    def opened(file: str) -> Any:
-        graph = tower_graph(folder / file, target, config, quantized=quantized)
-        # Its threads have the priority of the one that opens it.
-        return at_lower_priority(lambda: target.session(graph, config))
-
+    opened = functools.partial(place.session, quantized=has_quantized_weights(source.graph.graph))
     reads = (folder / TEXT_ENCODER_FILE).is_file()
     return open_tower(
         folder,
-        opened(VISION_FILE),
+        opened(folder / VISION_FILE),
         lambda states: turned(states.reshape(-1, width // parts)).reshape(states.shape),
-        opened(TEXT_ENCODER_FILE) if reads else None,
+        opened(folder / TEXT_ENCODER_FILE) if reads else None,
     )
 
 

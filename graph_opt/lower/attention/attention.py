@@ -119,6 +119,8 @@ class GroupQueryAttentionPass(GraphPass):
         if not self.kernels.rotary_in_attention or len(ropes) != 2:
             return None
         reason = rope_misfit(node, ropes[0], ropes[1])
+        if probe.turns_with_axes(ropes[0].inputs[1]):
+            reason = "positions have several axes, and the kernel's table has one"
         if reason:
             self.refuse(ropes[0], reason)
             return None
@@ -184,8 +186,6 @@ def rope_misfit(node: ir.Node, query: ir.Node, key: ir.Node) -> str | None:
         return "q and k are rotated by different angles"
     if len(query.inputs) > 3 and query.inputs[3] is not None:
         return "the rope reads a table by position_ids; expected angles [batch, sequence, rotary_dim / 2]"
-    if probe.turns_with_axes(query.inputs[1]):
-        return "positions have several axes, and the kernel's table has one"
     names = ("interleaved", "rotary_embedding_dim")
     if any(int_attribute(query, name, 0) != int_attribute(key, name, 0) for name in names):
         return "q and k have different rotary attributes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...graph.edit import add_initializer, insert, replace, subgraphs
+from ...graph.edit import add_initializer, insert, int_attribute, replace, subgraphs
 from ...passes.base import GraphPass
 from . import steps
 from .groups import convex_groups
@@ -84,8 +84,9 @@ def _replace(graph: ir.Graph, nodes: list[ir.Node], name: str) -> None:
         steps.write(node, program)
         program.end(number)
     numbers = add_initializer(graph, f"{name}.program", program.tensor())
+    ranks = {name: max(int_attribute(node, name, 0) for node in nodes) for name in ("rank", "ranks")}
     chain = insert(
-        nodes[-1], OPERATOR, [numbers, *program.inputs], {}, domain=DOMAIN, num_outputs=len(outputs)
+        nodes[-1], OPERATOR, [numbers, *program.inputs], ranks, domain=DOMAIN, num_outputs=len(outputs)
     )
     chain.name = name
     for (old, _), new in zip(outputs, chain.outputs, strict=True):

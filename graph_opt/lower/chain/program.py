@@ -12,9 +12,9 @@ import onnx_ir as ir
 from ..paged_kv import LAYOUT as CACHES
 from ..products.tiles import LAYOUT as TILES
 
-VERSION = 4
+VERSION = 5
 ABSENT = -(1 << 63)
-ADD, NORM, GATE, PART, LINEAR, ATTENTION, MULTIPLY, CENTER, ACTIVATE, NEAR_ATTENTION = range(10)
+ADD, NORM, GATE, PART, LINEAR, ATTENTION, MULTIPLY, CENTER, ACTIVATE, NEAR_ATTENTION, SUM, JOIN = range(12)
 
 
 def float_bits(value: float) -> int:

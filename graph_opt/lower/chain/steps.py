@@ -25,11 +25,13 @@ from .program import (
     ATTENTION,
     CENTER,
     GATE,
+    JOIN,
     LINEAR,
     MULTIPLY,
     NEAR_ATTENTION,
     NORM,
     PART,
+    SUM,
     ChainProgram,
     float_bits,
 )
@@ -52,6 +54,7 @@ _KEY, _VALUE = 1, 2  # inputs of attention that are rows
 _GELU, _GELU_TANH, _SILU, _RELU, _QUICK_GELU = range(5)
 _FACTORS = {1.0: _SILU, 1.702: _QUICK_GELU}
 WORK = frozenset({(_OWN, "QuantizedLinear"), (_OWN, "PagedAttention")})
+_SIZED = WORK | {(_OWN, "AllGather")}  # their attributes tell the widths of their results
 
 
 def row_inputs(node: ir.Node) -> list[ir.Value]:
@@ -90,6 +93,8 @@ def widths(node: ir.Node) -> list[int]:
             return [int(size) for size in _sizes(node)]
         case "SiluAndMul":
             return [_width(node.inputs[0]) // 2]
+        case "AllGather":
+            return [int_attribute(node, "whole", 0)]
         case _:
             return [_width(node.inputs[0])] * len(node.outputs)
 
@@ -102,7 +107,7 @@ def write(node: ir.Node, program: ChainProgram) -> None:
 def _width(value: ir.Value | None) -> int:
     """Return the floats of a row; 0 if they are not known."""
     node = None if value is None else value.producer()
-    if node is not None and (node.domain, node.op_type) in WORK:
+    if node is not None and (node.domain, node.op_type) in _SIZED:
         return widths(node)[0]
     return static_size(value, -1) or 0
 
@@ -241,6 +246,11 @@ def _linear(node: ir.Node, program: ChainProgram) -> None:
     program.step(LINEAR, out, x, tiles, bias, *(int_attribute(node, name, 0) for name in _WEIGHTS))
 
 
+def _meeting(node: ir.Node, program: ChainProgram) -> None:
+    x, out = program.rows(node.inputs[0]), program.out(node.outputs[0], widths(node)[0])
+    program.step(SUM if node.op_type == "AllReduce" else JOIN, out, x, int_attribute(node, "number", 0))
+
+
 def _attention(node: ir.Node, program: ChainProgram) -> None:
     near = len(node.inputs) > _ATTENTION_INPUTS
     count = _NEAR_INPUTS if near else _ATTENTION_INPUTS
@@ -266,6 +276,8 @@ _TESTS: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
     (_OWN, "QuantizedLinear"): lambda node: True,
     (_OWN, "PagedAttention"): lambda node: True,
     (_OWN, "SiluAndMul"): lambda node: _is_rows(node.inputs[0]),
+    (_OWN, "AllReduce"): lambda node: _is_rows(node.inputs[0]),
+    (_OWN, "AllGather"): lambda node: _is_rows(node.inputs[0]),
     ("", "RMSNormalization"): _is_norm,
     ("", "SimplifiedLayerNormalization"): _is_norm,
     (MICROSOFT, "BranchwiseRMSNorm"): _is_norm,
@@ -284,6 +296,8 @@ _WRITERS: dict[str, Callable[[ir.Node, ChainProgram], None]] = {
     "QuantizedLinear": _linear,
     "PagedAttention": _attention,
     "SiluAndMul": _gate,
+    "AllReduce": _meeting,
+    "AllGather": _meeting,
     "RMSNormalization": _norm,
     "SimplifiedLayerNormalization": _norm,
     "SkipSimplifiedLayerNormalization": _skip_norm,

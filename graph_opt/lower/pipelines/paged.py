@@ -144,7 +144,7 @@ class PagedAttentionPass(GraphPass):
         # The operators have optional inputs between the caches and the tables: those of the rotation come
         # first. What a form does not take stays None, so the places behind it keep their index.
         rest: list[ir.Value | None] = [None] * self.form.gap
-        ropes = _ropes(node) if self.form.rotary else None
+        ropes = self._ropes(node)
         if ropes is not None:
             query, key = (rope.inputs[0] for rope in ropes)
             angles = [angle for angle in ropes[0].inputs[1:3] if angle is not None]
@@ -184,21 +184,38 @@ class PagedAttentionPass(GraphPass):
                 graph.outputs.remove(present)
         remove_unused(graph, node)
 
+    def _ropes(self, node: ir.Node) -> list[ir.Node] | None:
+        """Return the RotaryEmbedding nodes of q and k if the kernel can rotate instead, else None."""
+        pair = [value.producer() if value is not None else None for value in node.inputs[:2]]
+        ropes = [rope for rope in pair if rope is not None and rope.op_type == "RotaryEmbedding"]
+        if not self.form.rotary or len(ropes) < 2 or rope_misfit(node, *ropes) is not None:
+            return None
+        angles = ropes[0].inputs[1:3]
+        takes_all = not probe.turns_with_axes(angles[0]) or all(map(self._takes_own, angles))
+        return ropes if takes_all else None
+
     def _angles_of(self, graph: ir.Graph, angle: ir.Value, node: ir.Node) -> ir.Value:
         """Return a table [positions, rotary_dim / 2], or [tokens, rotary_dim / 2] of the step's tokens.
 
-        The table of a long context takes longer to make and to write than the weights of a small model.
+        Those of positions with several axes have no table. The table of a long context takes longer to make
+        and to write than the weights of a small model.
         """
         if angle not in self._angles:
-            is_own = self._is_large(angle) and probe.turns_alone(graph, angle, self.context_length)
+            is_own = probe.turns_with_axes(angle) or (
+                self._is_large(angle) and probe.turns_alone(graph, angle, self.context_length)
+            )
             self._angles[angle] = self._rows(graph, angle, node) if is_own else self._table(graph, angle)
         return self._angles[angle]
 
-    def _is_large(self, angle: ir.Value) -> bool:
+    def _takes_own(self, angle: ir.Value | None) -> bool:
+        """Whether the operator takes an angle of the step's tokens."""
         width = static_size(angle, 2)
-        if not self.form.own_angles or angle.dtype != ir.DataType.FLOAT or width is None or width % _LANES:
-            return False
-        return self.context_length * width * _FLOAT_BYTES > _LARGE_TABLE
+        is_float = angle is not None and angle.dtype == ir.DataType.FLOAT
+        return self.form.own_angles and is_float and width is not None and not width % _LANES
+
+    def _is_large(self, angle: ir.Value) -> bool:
+        width = static_size(angle, 2) or 0
+        return self._takes_own(angle) and self.context_length * width * _FLOAT_BYTES > _LARGE_TABLE
 
     def _rows(self, graph: ir.Graph, angle: ir.Value, node: ir.Node) -> ir.Value:
         width = static_size(angle, 2)
@@ -370,13 +387,6 @@ def _attributes(
         "local_window_size": meaning.window or -1,
         **({"softcap": cap} if cap else {}),
     }
-
-
-def _ropes(node: ir.Node) -> list[ir.Node] | None:
-    """Return the RotaryEmbedding nodes of q and k if the kernel can rotate instead, else None."""
-    pair = [value.producer() if value is not None else None for value in node.inputs[:2]]
-    ropes = [rope for rope in pair if rope is not None and rope.op_type == "RotaryEmbedding"]
-    return ropes if len(ropes) == 2 and rope_misfit(node, *ropes) is None else None
 
 
 def _check(node: ir.Node, form: PagedForm) -> None:

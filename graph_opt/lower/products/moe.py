@@ -58,6 +58,8 @@ class FusedExpertsPass(GraphPass):
                 reason: str | None = found
             elif found.router is None:
                 reason = "its experts are not selected by a softmax"
+            elif any(expert.join is not None for expert in found.experts):
+                reason = "the target's operator cannot be cut by ranks"
             else:
                 reason = self._fuse(graph, found, found.router)
             if reason is None:

@@ -104,7 +104,7 @@ def _misfit(mixture: Mixture, stored: TilePacker | None) -> str | None:
             return reasons[0]
         if len({tuple(each.form.items()) for each in found if isinstance(each, _Weight)}) > 1:
             return "the experts' weights differ in bits, block size or zero points"
-    if len({(expert.activation, expert.up is None) for expert in mixture.experts}) > 1:
+    if len({(expert.activation, expert.up is None, expert.join is None) for expert in mixture.experts}) > 1:
         return "the experts do not have one activation"
     if len({each.outputs for each in entering if isinstance(each, _Weight)}) > 1:
         return "the experts differ in size"
@@ -146,11 +146,12 @@ def _lower(graph: ir.Graph, mixture: Mixture, stored: TilePacker | None) -> None
     )
     first, last = gates[0][0], downs[0][0]
     attributes = _attributes(
-        (len(experts), first.outputs, first.inputs),
+        (len(experts), first.inputs, first.outputs, last.inputs, last.outputs),
         (mixture.per_token, mixture.router is not None and mixture.router.normalize),
         (first.form, last.form),
         experts[0].activation,
         gated=experts[0].up is not None,
+        join=experts[0].join,
     )
     tiles = [
         add_initializer(graph, f"{last.name}.experts_in.tiles", _stacked(gates)),
@@ -214,7 +215,7 @@ def _lower_stacks(graph: ir.Graph, node: ir.Node, stored: TilePacker | None) -> 
     *gates, down = blocks
     experts, hidden, width = down.shape
     attributes = _attributes(
-        (experts, width, hidden),
+        (experts, hidden, width, width, hidden),
         (int_attribute(node, "per_token", 1), bool(int_attribute(node, "normalize", 0))),
         (stored_attributes(gates[0].type_name), stored_attributes(down.type_name)),
         Activation(
@@ -243,29 +244,34 @@ def _lower_stacks(graph: ir.Graph, node: ir.Node, stored: TilePacker | None) -> 
 
 
 def _attributes(
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, int, int, int, int],
     routing: tuple[int, bool],
     forms: tuple[Mapping[str, int], Mapping[str, int]],
     activation: Activation,
     *,
     gated: bool,
+    join: ir.Node | None = None,
 ) -> dict[str, int | float]:
     """Return the attributes of the operator.
 
     Args:
-        sizes: number of experts, their width, and the hidden size.
+        sizes: number of experts, the hidden size, their width, the inputs and outputs of the layer behind it.
         routing: the number of a token's experts, and whether their softmax is scaled to sum to 1.
         forms: ``form_attributes`` of the weights into the experts and out of them.
         activation: the function between.
         gated: whether it is multiplied by an up projection.
+        join: of one expert's width over ranks; the operator joins those of all.
     """
     return {
         "layout": LAYOUT,
         "num_experts": sizes[0],
         "per_token": routing[0],
         "normalize": int(routing[1]),
-        "hidden": sizes[2],
-        "width": sizes[1],
+        "hidden": sizes[1],
+        "width": sizes[2],
+        "inputs": sizes[3],
+        "outputs": sizes[4],
+        **{name: 0 if join is None else int_attribute(join, name, 0) for name in ("rank", "ranks", "number")},
         **forms[0],
         **{f"out_{name}": value for name, value in forms[1].items()},
         "activation": _ACTIVATIONS[activation.name],

@@ -32,7 +32,7 @@ inline OrtStatus* read_sizes(const OrtApi* api, const OrtKernelInfo* info, Atten
   CARRYALL_TRY(attribute(api, info, "block_size", &s->block));
   CARRYALL_TRY(attribute(api, info, "cache_type", &type));
   CARRYALL_TRY(attribute(api, info, "scale", &s->scale));
-  s->cache = static_cast<CacheType>(type);
+  s->set_cache(type);
   if (const char* complaint = s->complaint()) return failure(api, kInvalidArgument, complaint);
   const Kernels* all = nullptr;
   CARRYALL_TRY(find_kernels(api, &all));

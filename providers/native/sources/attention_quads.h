@@ -1,6 +1,7 @@
 // Attention on an int8 cache, in integers (attention.h). Queries, and weights of the softmax times the scales of values,
 // are rounded to 16 bits, with a scale for each query; products of 16 by 8 bits are summed exactly in 32 bits. So the
-// results are those of any instruction set, bit by bit, and few bytes of the cache are read.
+// results are those of any instruction set, bit by bit, and few bytes of the cache are read. Queries of 8 bits are multiples
+// of 256, whose low bytes are zeros; an engine may leave these out.
 //
 // Queries and keys go through a Walsh-Hadamard transform (hadamard.h) after the rotary embedding. It leaves their products as
 // they are and spreads elements that are large in every key, which else take the resolution of the others.
@@ -14,6 +15,7 @@
 //                         rows by columns from `first` on: y[m][c] = a.scales[m] * (a.offsets[m] + sum of a * b), where
 //                         b(column, step) is a tile of 16 columns of 4 quads, and later(column, step) one read soon;
 //                         with b.kTogether the tiles of a column lie one after another
+//   kByteColumns          tiles at a time of rows of 8 bits, which `multiply_bytes` multiplies; 0 if it has no such function
 //   multiply_all(a, count, columns, b, later, steps, y, y_step)
 //                         all rows by all columns; `OfRows` makes it of `multiply`
 #pragma once
@@ -33,6 +35,7 @@ constexpr int64_t kQuadTile = 256;               // bytes of 16 columns by 4 qua
 constexpr int64_t kQuadScales = 64;              // bytes of the scales before the tiles of a group
 constexpr int64_t kPiece = 64;                   // elements of a row that an engine stores together
 constexpr int32_t kMiddle = 128;                 // a byte of the cache is a value plus this
+constexpr float kMostByte = 127.0f;
 constexpr float kMostSixteen = 127.0f * 256.0f;  // so that the high byte of a rounded integer is at most 127
 constexpr float kLeast = 1e-32f;                 // kMostSixteen / kLeast is finite
 constexpr float kLog2e = 1.44269504f;            // scores are multiples of log(2), so that weights are powers of 2
@@ -43,8 +46,9 @@ struct Sixteens {
   int64_t step;  // bytes from one row to the next
   const int32_t* offsets;
   const float* scales;
+  bool high;  // whether all low bytes are zeros
 
-  CARRYALL_INLINE Sixteens from(int64_t row) const { return {bytes + row * step, step, offsets + row, scales + row}; }
+  CARRYALL_INLINE Sixteens from(int64_t row) const { return {bytes + row * step, step, offsets + row, scales + row, high}; }
 };
 
 // 2^x for x <= 1 with an error of 2.7e-6, a tenth of a step of the rounding to 16 bits; below -120 about 2^-120. Keeps a NaN.
@@ -107,6 +111,17 @@ struct OfRows : Engine {
   template <class Operand, class Later>
   static void multiply_all(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
                            Range steps, float* y, int64_t y_step) {
+    if (Engine::kByteColumns > 0 && a.high)
+      multiply_rows<true>(a, count, columns, b, later, steps, y, y_step);
+    else
+      multiply_rows<false>(a, count, columns, b, later, steps, y, y_step);
+  }
+
+ private:
+  template <bool kBytes, class Operand, class Later>
+  static void multiply_rows(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
+                            Range steps, float* y, int64_t y_step) {
+    constexpr int kMost = kBytes && Engine::kByteColumns > 0 ? Engine::kByteColumns : Engine::kColumns;
     const int64_t groups = (count + Engine::kTogether - 1) / Engine::kTogether;
     for (int64_t c = 0; c < columns;) {
       const auto with_columns = [&](auto together) {
@@ -117,18 +132,26 @@ struct OfRows : Engine {
             constexpr int kRows = decltype(rows)::value;
             float* to = y + m * y_step;
             if (g == 0)
-              Engine::template multiply<true, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
+              multiply_some<kBytes, true, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
             else
-              Engine::template multiply<false, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
+              multiply_some<kBytes, false, kRows, kColumns>(a.from(m), c, b, later, steps, to, y_step);
           });
         }
         c += kColumns;
       };
-      if (c + Engine::kColumns <= columns)
-        with_columns(std::integral_constant<int, Engine::kColumns>());
+      if (c + kMost <= columns)
+        with_columns(std::integral_constant<int, kMost>());
       else
         with_columns(std::integral_constant<int, 1>());
     }
+  }
+
+  template <bool kBytes, bool kFetch, int kRows, int kColumns, class... Rest>
+  CARRYALL_INLINE static void multiply_some(const Rest&... rest) {
+    if constexpr (kBytes && Engine::kByteColumns > 0)
+      Engine::template multiply_bytes<kFetch, kRows, kColumns>(rest...);
+    else
+      Engine::template multiply<kFetch, kRows, kColumns>(rest...);
   }
 };
 
@@ -171,10 +194,13 @@ void QuadRun<V, Engine>::read_queries() {
     const float most = float_of(static_cast<uint32_t>(largest));
     const bool finite = largest < 0x7f800000, zero = !finite || most < kLeast;
     memory_.query_scales[m] = !finite ? float_of(0x7fc00000u) : zero ? 0.0f : most * (kLog2e / kMostSixteen);
-    const V inverse = V::all(zero ? 0.0f : kMostSixteen / most), round = V::all(Engine::kRound);
+    const bool bytes = s_.byte_queries;
+    const V inverse = V::all(zero ? 0.0f : (bytes ? kMostByte : kMostSixteen) / most), round = V::all(Engine::kRound);
+    const V shift = V::all(kShift), high = V::all(256.0f);
     V sum = V::all(0.0f);
     for (int64_t i = 0; i < width; i += 16) {
-      const V rounded = fused(finite ? V::load(x + i) : V::all(0.0f), inverse, round);
+      const V value = finite ? V::load(x + i) : V::all(0.0f);
+      const V rounded = bytes ? fused(subtract(fused(value, inverse, shift), shift), high, round) : fused(value, inverse, round);
       sum = add(sum, subtract(rounded, round));
       Engine::store(rounded, memory_.queries + m * step, i);
     }
@@ -302,7 +328,7 @@ State QuadRun<V, Engine>::attend(int64_t first, int64_t count) {
   // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
   const Keys keys = {keys_ + groups.first};
   const auto later_values = [&](int64_t group, int64_t step) { return values_[groups.first + group] + step * kQuadTile; };
-  const Sixteens queries = {memory_.queries, row_bytes(width), memory_.query_offsets, memory_.query_scales};
+  const Sixteens queries = {memory_.queries, row_bytes(width), memory_.query_offsets, memory_.query_scales, s_.byte_queries};
   Engine::multiply_all(queries.from(first), count, groups.last - groups.first, keys, later_values, Range{0, width / 16},
                        memory_.scores + 16 * groups.first, kPartPositions);
   read_scales(groups);
@@ -311,7 +337,7 @@ State QuadRun<V, Engine>::attend(int64_t first, int64_t count) {
   const auto later_keys = [&](int64_t column, int64_t group) {
     return next_keys_[group] + kQuadScales + column * kQuadTile;
   };
-  const Sixteens weights = {memory_.weights, row_bytes(kPartPositions), memory_.weight_offsets, memory_.weight_scales};
+  const Sixteens weights = {memory_.weights, row_bytes(kPartPositions), memory_.weight_offsets, memory_.weight_scales, false};
   Engine::multiply_all(weights, count, width / 16, values, later_keys, groups, memory_.next, width);
   return state;
 }

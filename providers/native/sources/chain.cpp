@@ -24,6 +24,7 @@ void pause() {
 
 bool is_product(const Step& step) { return step.kind == StepKind::linear; }
 bool is_attention(const Step& step) { return step.kind == StepKind::attention; }
+bool is_meeting(const Step& step) { return step.kind == StepKind::sum || step.kind == StepKind::join; }
 
 }  // namespace
 
@@ -109,10 +110,21 @@ bool ChainRun::take_tasks(int64_t range) {
 
 void ChainRun::advance() {
   while (prepare())
-    if (kind_ != Kind::rows || (rows_ > 1 && rows_ * row_floats() > kAlone)) return publish(tasks_);
+    if (kind_ == Kind::meet) meet();
+    else if (kind_ != Kind::rows || (rows_ > 1 && rows_ * row_floats() > kAlone)) return publish(tasks_);
     else run_rows(0, rows_);
   ended_.store(true, std::memory_order_release);
   announce();
+}
+
+void ChainRun::meet() {
+  const Step& step = steps_[next_ - 1];
+  const RankRows x = {step.x.data, step.x.width, step.x.step}, out = {step.out.data, step.out.width, step.out.step};
+  const char* complaint = step.kind == StepKind::sum ? step.meeting->add(step.number, rows_, x, out)
+                                                     : step.meeting->join(step.number, rows_, x, out);
+  if (complaint == nullptr) return;
+  complaint_ = complaint;
+  failed_ = true;
 }
 
 // Cuts the tasks into a range for each thread that has joined. The phase may end before this returns.
@@ -143,7 +155,7 @@ bool ChainRun::prepare() {
   }
   if (!entered_) {
     first_ = last_ = next_;
-    while (last_ < count_ && !is_product(steps_[last_]) && !is_attention(steps_[last_])) last_++;
+    while (last_ < count_ && !is_product(steps_[last_]) && !is_attention(steps_[last_]) && !is_meeting(steps_[last_])) last_++;
     next_ = last_;
     entered_ = true;
     const Step* step = last_ < count_ ? steps_ + last_ : nullptr;
@@ -161,6 +173,10 @@ bool ChainRun::prepare() {
   const Step& step = steps_[next_++];
   entered_ = false;
   ahead_.store(next_weights(), std::memory_order_relaxed);
+  if (is_meeting(step)) {
+    kind_ = Kind::meet;
+    return true;
+  }
   if (is_product(step)) {
     kind_ = Kind::multiply;
     job_ = {&kernels_, &step.weights, {step.x.data, step.x.step}, step.vector, {step.out.data, step.out.step}, rows_, job_.rows};

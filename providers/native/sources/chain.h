@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "linear.h"
+#include "ranks.h"
 
 namespace carryall {
 
@@ -22,7 +23,7 @@ struct Values {
   CARRYALL_INLINE float* row(int64_t index) const { return data + index * step; }
 };
 
-enum class StepKind : int64_t { add = 0, norm = 1, gate = 2, part = 3, linear = 4, attention = 5, multiply = 6, center = 7, activate = 8, near_attention = 9 };
+enum class StepKind : int64_t { add = 0, norm = 1, gate = 2, part = 3, linear = 4, attention = 5, multiply = 6, center = 7, activate = 8, near_attention = 9, sum = 10, join = 11 };
 
 struct Step {
   StepKind kind = StepKind::add;
@@ -36,6 +37,8 @@ struct Step {
   bool rounds = true;             // whether the product rounds or splits x; else the product before it has
   Attention attention;
   bool writes = true;             // whether the attention writes keys and values
+  Ranks* meeting = nullptr;       // the ranks over which x is added up or joined
+  uint64_t number = 0;            // of that operator
 };
 
 constexpr int64_t kMostRanges = 64;                  // of the tasks of a phase
@@ -50,10 +53,10 @@ class ChainRun {
   ChainRun& operator=(const ChainRun&) = delete;
   static int64_t rows_bytes(const Step* steps, int64_t count, int64_t rows);  // of rounded rows
   static void work(void* run, size_t);      // called by any number of threads at once
-  bool failed() const { return failed_; }   // for lack of memory
+  const char* complaint() const { return failed_ ? complaint_ : nullptr; }
 
  private:
-  enum class Kind { none, rows, multiply, attend };
+  enum class Kind { none, rows, multiply, attend, meet };
   // The tasks [next, end) of a range: next in the low 32 bits, end in the high ones. A thread takes those of its range,
   // then those of others.
   struct alignas(128) Range {
@@ -67,6 +70,7 @@ class ChainRun {
 
   void advance();                 // to the next phase with tasks for several threads, or to the end
   bool prepare();                 // the next phase; returns false at the end
+  void meet();                    // the other ranks, which this thread does alone
   void publish(int64_t tasks);
   void announce();                // that the number of the phase has changed
   void wait(uint64_t number, int64_t range, int64_t ranges, Ahead* ahead);
@@ -94,6 +98,7 @@ class ChainRun {
   alignas(AttentionJob) unsigned char attention_memory_[sizeof(AttentionJob)];
 
   std::atomic<const Weights*> ahead_{nullptr};  // of the next product
+  const char* complaint_ = "out of memory for attention";
   std::atomic<bool> failed_{false}, ended_{false};
   std::atomic<int64_t> joined_{0}, ranges_{0};
   alignas(128) std::atomic<uint64_t> number_{0};  // grows with every phase

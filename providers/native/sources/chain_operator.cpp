@@ -3,11 +3,14 @@
 //   0      program  int64 [n], see chain_program.h
 //   1...   what its steps read, of any type
 //   -> one or more float [..., width], with the leading axes of the input `lead`
+//
+// Attributes, integers: rank and ranks, of which the program adds up or joins rows; ranks is 0 if it does not.
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
 #include "chain_program.h"
+#include "ranks_operator.h"
 
 namespace carryall {
 namespace {
@@ -30,6 +33,7 @@ struct Buffer {
 struct Node {
   const OrtApi* api;
   const Kernels* kernels;
+  Ranks* group;
   std::atomic<Buffer*> registers{nullptr}, rounded{nullptr};
   ~Node() {
     delete registers.load();
@@ -65,13 +69,16 @@ class Memory {
   Buffer* buffer_;
 };
 
-OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
+OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
   const Kernels* kernels = nullptr;
   CARRYALL_TRY(find_kernels(api, &kernels));
+  Ranks* group = nullptr;
+  CARRYALL_TRY(join_ranks(api, info, &group));
   Node* node = new (std::nothrow) Node;
   if (node == nullptr) return failure(api, kFail, "out of memory");
   node->api = api;
   node->kernels = kernels;
+  node->group = group;
   *kernel = node;
   return nullptr;
 }
@@ -100,7 +107,8 @@ OrtStatus* run(Node* node, OrtKernelContext* context, Program* program) {
   if (rows == nullptr) return failure(api, kFail, "out of memory for quantized rows");
   ChainRun chain(*node->kernels, program->steps(), program->count(), program->rows(), rows);
   CARRYALL_TRY(run_tasks(api, context, ChainRun::work, kEntries, &chain));
-  return chain.failed() ? failure(api, kFail, "out of memory for attention") : nullptr;
+  const char* complaint = chain.complaint();
+  return complaint == nullptr ? nullptr : failure(api, kFail, complaint);
 }
 
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {
@@ -114,7 +122,7 @@ OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   OrtStatus* status = nullptr;
   for (size_t i = 0; i < count && status == nullptr; i++) status = read_tensor(api, context, i, inputs + i);
   if (status == nullptr) {
-    Program program(inputs, static_cast<int64_t>(count));
+    Program program(inputs, static_cast<int64_t>(count), node->group);
     status = run(node, context, &program);
   }
   delete[] inputs;

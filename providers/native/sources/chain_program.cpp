@@ -20,7 +20,8 @@ int64_t row_step(int64_t width) { return width % 1024 == 0 ? width + 16 : width;
 
 }  // namespace
 
-Program::Program(const Tensor* inputs, int64_t count) : inputs_(inputs + 1), inputs_count_(count - 1) {
+Program::Program(const Tensor* inputs, int64_t count, Ranks* group)
+    : inputs_(inputs + 1), inputs_count_(count - 1), group_(group) {
   if (inputs[0].type != kInt64 || inputs[0].rank != 1) return;
   at_ = static_cast<const int64_t*>(inputs[0].data);
   end_ = at_ + inputs[0].elements;
@@ -142,7 +143,7 @@ bool Program::read_bias(int64_t value, Step* step) const {
 
 const char* Program::read_step(Step* step) {
   const int64_t kind = next(), out = next(), x = next(), index = -1 - out;
-  if (kind < 0 || kind > static_cast<int64_t>(StepKind::near_attention)) return "the program has an unknown step";
+  if (kind < 0 || kind > static_cast<int64_t>(StepKind::join)) return "the program has an unknown step";
   step->kind = static_cast<StepKind>(kind);
   if (out >= 0 || out == kAbsent || index >= registers_) return "a step of the program has no register for its result";
   if (!rows_of(x, &step->x)) return "a step of the program reads no rows";
@@ -197,6 +198,8 @@ const char* Program::read_simple(Step* step, int64_t out, int64_t x) {
     }
     case StepKind::gate:
       return step->x.width == 2 * width && out != x ? nullptr : "a gate has rows of another width";
+    case StepKind::sum:
+    case StepKind::join: return read_meeting(step);
     default: {
       const int64_t first = next();
       if (first < 0 || first > step->x.width - width || out == x) return "a part is not within its rows";
@@ -231,6 +234,14 @@ const char* Program::read_linear(Step* step, int64_t x) {
   return nullptr;
 }
 
+const char* Program::read_meeting(Step* step) {
+  step->number = static_cast<uint64_t>(next());
+  step->meeting = group_;
+  if (group_ == nullptr) return "the program needs other ranks, which the chain does not name";
+  return step->kind == StepKind::sum ? (step->x.width == step->out.width ? nullptr : "ranks add rows of another width")
+                                     : (step->x.width <= step->out.width ? nullptr : "ranks join rows that are wider than the whole");
+}
+
 const char* Program::read_attention(Step* step, int64_t query, size_t inputs) {
   step->kind = StepKind::attention;
   int64_t values[kAttentionInputs] = {query};
@@ -244,7 +255,7 @@ const char* Program::read_attention(Step* step, int64_t query, size_t inputs) {
   s.window = next();
   s.rotary = next();
   s.interleaved = next();
-  s.cache = static_cast<CacheType>(next());
+  s.set_cache(next());
   s.scale = next_float();
   s.softcap = next_float();
   step->writes = next() == 0;

@@ -16,18 +16,20 @@
 //   attention  out, the 14 inputs of PagedAttention, num_heads, kv_num_heads, head_size, block_size, window, rotary_dim,
 //              interleaved, cache_type, scale and softcap (bits of floats), reads_only
 //   near_attention  the same with 17 inputs, the last of which are near, near_keys and near_queries
+//   sum, join  out, x, number: AllReduce and AllGather (see ranks_operator.cpp)
 #pragma once
 #include "attention_inputs.h"
 #include "chain.h"
 
 namespace carryall {
 
-constexpr int64_t kChainVersion = 4, kAbsent = INT64_MIN;
+constexpr int64_t kChainVersion = 5, kAbsent = INT64_MIN;
 
 // Functions return what is wrong, nullptr if nothing is. They are called in the order read_header, place, read_steps.
 class Program {
  public:
-  Program(const Tensor* inputs, int64_t count);  // the program, and what the steps read
+  // The program, and what the steps read; `group` are the ranks of this process, nullptr if it is alone.
+  Program(const Tensor* inputs, int64_t count, Ranks* group);
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -54,12 +56,14 @@ class Program {
   const char* read_step(Step* step);
   const char* read_simple(Step* step, int64_t out, int64_t x);
   const char* read_linear(Step* step, int64_t x);
+  const char* read_meeting(Step* step);
   const char* read_attention(Step* step, int64_t query, size_t inputs);
   const char* read_tokens(Step* step, const int64_t* values) const;
   const char* check_tables(const Attention& a);
 
   const Tensor* inputs_;  // behind the program
   const int64_t inputs_count_;
+  Ranks* const group_;
   const int64_t *at_ = nullptr, *end_ = nullptr, *widths_ = nullptr;
   bool short_ = false;
   int64_t lead_ = 0, registers_ = 0, outputs_ = 0, count_ = 0, rows_ = 0;

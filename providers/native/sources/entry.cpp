@@ -114,9 +114,10 @@ struct AttentionCall {
 // 1 and a message.
 CARRYALL_EXPORT int carryall_attention(const char* isa, const AttentionCall* from, int64_t separate, char* message,
                                        int64_t size) {
-  const AttentionSizes sizes{from->heads,  from->kv_heads,    from->size,
+  AttentionSizes sizes{from->heads,  from->kv_heads,    from->size,
                              from->block,  from->window,      from->rotary,
-                             from->interleaved, static_cast<CacheType>(from->cache_type), from->scale, from->softcap, 0, from->keys == from->values};
+                             from->interleaved, CacheType::float32, from->scale, from->softcap, 0, from->keys == from->values};
+  sizes.set_cache(from->cache_type);
   if (const char* wrong = sizes.complaint()) return complain(wrong, message, size);
   const Kernels* kernels = choose_kernels(isa);
   if (kernels == nullptr) return complain("there is no such instruction set", message, size);

@@ -24,6 +24,7 @@ const char* ExpertSizes::complaint() const {
   if (per_token < 1 || per_token > experts) return "per_token is not in [1, num_experts]";
   if (normalize != 0 && normalize != 1) return "normalize is not 0 or 1";
   if (width < 1 || width > kLargest / 2) return "width is not in [1, 2^23]";
+  if (group == nullptr ? width != out.inputs : width > out.inputs) return "what is between the products has another width";
   if (const char* wrong = in.complaint()) return wrong;
   if (const char* wrong = out.complaint()) return wrong;
   if (in.bits > 16 || out.bits > 16) return "the weights of experts have 32 bits, which no expert has";
@@ -57,8 +58,8 @@ ExpertsJob::ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const I
       entering_(sizes.in, copies_), leaving_(sizes.out, copies_) {
   const auto copies = static_cast<size_t>(copies_), experts = static_cast<size_t>(sizes.experts + 1);
   const size_t integers = 3 * experts + 3 * copies;
-  const int64_t sorted = sizes.in.floats() ? sizes.hidden : 0;
-  const size_t floats = copies * static_cast<size_t>(1 + sizes.in.outputs + sizes.hidden + sorted);
+  const int64_t joined = sizes.group == nullptr ? 0 : sizes.out.inputs, sorted = sizes.in.floats() ? sizes.hidden : 0;
+  const size_t floats = copies * static_cast<size_t>(1 + sizes.in.outputs + sizes.out.outputs + joined + sorted);
   memory_ = malloc(integers * sizeof(int64_t) + floats * sizeof(float));
   if (memory_ == nullptr) return;
   begins_ = static_cast<int64_t*>(memory_);
@@ -70,7 +71,8 @@ ExpertsJob::ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const I
   shares_ = reinterpret_cast<float*>(sources_ + copies);
   entered_ = shares_ + copies;
   left_ = entered_ + copies * static_cast<size_t>(sizes.in.outputs);
-  sorted_ = left_ + copies * static_cast<size_t>(sizes.hidden);
+  joined_ = left_ + copies * static_cast<size_t>(sizes.out.outputs);
+  sorted_ = joined_ + copies * static_cast<size_t>(joined);
 }
 
 ExpertsJob::~ExpertsJob() { free(memory_); }
@@ -169,23 +171,41 @@ void ExpertsJob::between(void* job, size_t copy) {
   const int64_t row = static_cast<int64_t>(copy);
   float* entered = j.entered_ + row * j.sizes_.in.outputs;
   j.sizes_.activate(*j.kernels_.attention, entered);
-  if (!j.sizes_.out.floats()) j.kernels_.quantize(entered, j.sizes_.width, j.sizes_.out.block, j.leaving_.rows(), row);
+}
+
+const char* ExpertsJob::meet() {
+  if (sizes_.group == nullptr) return nullptr;
+  const RankRows own = {entered_, sizes_.width, sizes_.in.outputs}, all = {joined_, sizes_.out.inputs, sizes_.out.inputs};
+  return sizes_.group->join(sizes_.number, copies_, own, all);
+}
+
+// What down reads.
+carryall::Inputs ExpertsJob::middle() const {
+  return sizes_.group == nullptr ? carryall::Inputs{entered_, sizes_.in.outputs} : carryall::Inputs{joined_, sizes_.out.inputs};
+}
+
+void ExpertsJob::round(void* job, size_t copy) {
+  const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
+  const int64_t row = static_cast<int64_t>(copy);
+  const carryall::Inputs x = j.middle();
+  if (!j.sizes_.out.floats())
+    j.kernels_.quantize(x.data + row * x.step, j.sizes_.out.inputs, j.sizes_.out.block, j.leaving_.rows(), row);
 }
 
 void ExpertsJob::leave(void* job, size_t task) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
-  j.multiply(j.sizes_.out, j.leaving_.rows(), {j.entered_, j.sizes_.in.outputs}, j.inputs_.bias_out, j.second_tasks_,
+  j.multiply(j.sizes_.out, j.leaving_.rows(), j.middle(), j.inputs_.bias_out, j.second_tasks_,
              j.second_step_, static_cast<int64_t>(task), j.left_);
 }
 
 void ExpertsJob::combine(void* job, size_t token) {
   const ExpertsJob& j = *static_cast<const ExpertsJob*>(job);
-  const int64_t row = static_cast<int64_t>(token), hidden = j.sizes_.hidden, count = j.sizes_.per_token;
-  float* y = j.y_ + row * hidden;
-  memset(y, 0, sizeof(float) * static_cast<size_t>(hidden));
+  const int64_t row = static_cast<int64_t>(token), width = j.sizes_.out.outputs, count = j.sizes_.per_token;
+  float* y = j.y_ + row * width;
+  memset(y, 0, sizeof(float) * static_cast<size_t>(width));
   for (int64_t i = row * count; i < (row + 1) * count; i++) {
-    const float share = j.shares_[i], *from = j.left_ + j.places_[i] * hidden;
-    for (int64_t h = 0; h < hidden; h++) y[h] += share * from[h];
+    const float share = j.shares_[i], *from = j.left_ + j.places_[i] * width;
+    for (int64_t k = 0; k < width; k++) y[k] += share * from[k];
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "linear.h"
+#include "ranks.h"
 
 namespace carryall {
 
@@ -14,7 +15,9 @@ enum class ExpertActivation : int64_t { silu = 0, gelu_tanh = 1, squared_relu = 
 struct ExpertSizes {
   int64_t experts = 0, per_token = 0, normalize = 0;
   int64_t hidden = 0, width = 0;  // of a token; of what is between the products
-  Weights in, out;                // of one expert: padded() outputs of the gate, and of up behind it; hidden outputs
+  Weights in, out;                // of one expert: padded() outputs of the gate, and of up behind it; those of down
+  Ranks* group = nullptr;         // of which each has a part of the width, and of the outputs of down; or nullptr
+  uint64_t number = 0;            // of what they join
   ExpertActivation activation = ExpertActivation::silu;
   int64_t gated = 1;              // whether the activation is multiplied by the result of up
   Gate gate = {1, 0, 0};          // of a gated SiLU
@@ -26,7 +29,7 @@ struct ExpertSizes {
 };
 
 // One run. The tasks of a kind may run in any order and at the same time; kinds follow each other in this order:
-// route; then, after sort(): quantize, enter, between, leave, combine.
+// route; then, after sort(): quantize, enter, between; then, after meet(): round, leave, combine.
 class ExpertsJob {
  public:
   struct Inputs {
@@ -36,7 +39,7 @@ class ExpertsJob {
     const float *bias_in, *bias_out;  // of all experts, or nullptr
   };
 
-  // y [tokens, hidden].
+  // y [tokens, outputs].
   ExpertsJob(const ExpertSizes& sizes, const Kernels& kernels, const Inputs& inputs, int64_t tokens, float* y);
   ~ExpertsJob();
   ExpertsJob(const ExpertsJob&) = delete;
@@ -48,6 +51,8 @@ class ExpertsJob {
   static void quantize(void* job, size_t copy);  // or copies the row, for weights that are floats
   static void enter(void* job, size_t task);     // the products of gate and up
   static void between(void* job, size_t copy);
+  const char* meet();                            // joins what is between with that of the other ranks, or returns a complaint
+  static void round(void* job, size_t copy);
   static void leave(void* job, size_t task);     // the products of down
   static void combine(void* job, size_t token);  // the weighted sum, in the order of the shares
   size_t tokens() const { return static_cast<size_t>(tokens_); }
@@ -56,6 +61,7 @@ class ExpertsJob {
   size_t leave_tasks() const { return static_cast<size_t>(second_tasks_[sizes_.experts]); }
 
  private:
+  carryall::Inputs middle() const;
   void plan(const Weights& weights, int64_t* tasks, int64_t* tile_step) const;
   void multiply(const Weights& weights, const Rows& rows, carryall::Inputs floats, const float* bias, const int64_t* tasks,
                 int64_t tile_step, int64_t task, float* y) const;
@@ -71,8 +77,8 @@ class ExpertsJob {
   // Of memory_.
   int64_t *begins_, *first_tasks_, *second_tasks_;  // [experts + 1], copies and tasks before an expert's
   int64_t *chosen_, *places_, *sources_;            // [copies]: expert, place among the sorted, token of a place
-  float *shares_, *entered_, *left_;                // [copies], [copies, in.outputs], [copies, hidden]
-  float* sorted_;                                   // [copies, hidden], rows by place, only for weights that are floats
+  float *shares_, *entered_, *left_;                // [copies], [copies, in.outputs], [copies, out.outputs]
+  float *joined_, *sorted_;  // [copies, out.inputs], of ranks; [copies, hidden], rows by place, for weights that are floats
 };
 
 }  // namespace carryall

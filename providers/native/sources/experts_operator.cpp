@@ -5,18 +5,21 @@
 //   2 in       uint8 [num_experts, ...], the tiles of gate, then those of up, of each expert; without a gate those of up
 //   3 out      uint8 [num_experts, ...], the tiles of down
 //   4 bias     float [num_experts, outputs of 2 in whole tiles], optional
-//   5 bias     float [num_experts, hidden], optional
+//   5 bias     float [num_experts, outputs], optional
 //   6 chosen   int64 [..., per_token], the experts of each token, optional: without, those of the largest scores, whose
 //              shares are the softmax of all scores, or of theirs (normalize)
-//   -> float [..., hidden]
+//   -> float [..., outputs]
 //
-// Attributes: layout, num_experts, per_token, normalize, hidden, width, bits, block_size, offsets (see layout.h),
+// Of ranks, each computes `width` of the `inputs` of down, which they join (see ranks.h), and some of its outputs.
+//
+// Attributes: layout, num_experts, per_token, normalize, hidden, width, inputs, outputs, rank, ranks (0: there are none),
+// number (see ranks_operator.cpp), bits, block_size, offsets (see layout.h),
 // activation, gated (see experts.h), and alpha, beta, limit of a gated SiLU (see gate.h).
 #include <cstdio>
 #include <new>
 
 #include "experts.h"
-#include "ort_kernel.h"
+#include "ranks_operator.h"
 
 namespace carryall {
 namespace {
@@ -44,7 +47,7 @@ OrtStatus* read_form(const OrtApi* api, const OrtKernelInfo* info, const FormNam
 }
 
 OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  int64_t layout, activation;
+  int64_t layout, activation, number;
   ExpertSizes s;
   CARRYALL_TRY(attribute(api, info, "layout", &layout));
   CARRYALL_TRY(check_layout(api, "the weights have", layout, kLayoutVersion));
@@ -53,6 +56,10 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   CARRYALL_TRY(attribute(api, info, "normalize", &s.normalize));
   CARRYALL_TRY(attribute(api, info, "hidden", &s.hidden));
   CARRYALL_TRY(attribute(api, info, "width", &s.width));
+  CARRYALL_TRY(attribute(api, info, "inputs", &s.out.inputs));
+  CARRYALL_TRY(attribute(api, info, "outputs", &s.out.outputs));
+  CARRYALL_TRY(join_ranks(api, info, &s.group));
+  CARRYALL_TRY(attribute(api, info, "number", &number));
   CARRYALL_TRY(read_form(api, info, {"bits", "block_size", "group_size", "offsets"}, &s.in));
   CARRYALL_TRY(read_form(api, info, {"out_bits", "out_block_size", "out_group_size", "out_offsets"}, &s.out));
   CARRYALL_TRY(attribute(api, info, "activation", &activation));
@@ -61,8 +68,8 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
   CARRYALL_TRY(attribute(api, info, "beta", &s.gate.beta));
   CARRYALL_TRY(attribute(api, info, "limit", &s.gate.limit));
   s.activation = static_cast<ExpertActivation>(activation);
-  s.in.inputs = s.out.outputs = s.hidden;
-  s.out.inputs = s.width;
+  s.number = static_cast<uint64_t>(number);
+  s.in.inputs = s.hidden;
   s.in.outputs = s.width > 0 && s.width <= kLargest ? (s.gated != 0 ? 2 : 1) * s.padded() : 0;
   if (const char* complaint = s.complaint()) return failure(api, kInvalidArgument, complaint);
   const Kernels* kernels = nullptr;
@@ -97,7 +104,7 @@ const char* read_inputs(const Tensor* inputs, ExpertSizes* s) {
   if (inputs[kOut].elements != s->experts * s->out.bytes()) return "the second weights have a wrong number of bytes";
   if (inputs[kBiasIn].data != nullptr && inputs[kBiasIn].elements != s->experts * s->in.outputs)
     return "the first bias does not have one value for each output of each expert";
-  if (inputs[kBiasOut].data != nullptr && inputs[kBiasOut].elements != s->experts * s->hidden)
+  if (inputs[kBiasOut].data != nullptr && inputs[kBiasOut].elements != s->experts * s->out.outputs)
     return "the second bias does not have one value for each output of each expert";
   s->in.data = static_cast<const uint8_t*>(inputs[kIn].data);
   s->out.data = static_cast<const uint8_t*>(inputs[kOut].data);
@@ -110,6 +117,8 @@ OrtStatus* run_job(const OrtApi* api, OrtKernelContext* context, ExpertsJob* job
   CARRYALL_TRY(run_tasks(api, context, ExpertsJob::quantize, job->copies(), job));
   CARRYALL_TRY(run_tasks(api, context, ExpertsJob::enter, job->enter_tasks(), job));
   CARRYALL_TRY(run_tasks(api, context, ExpertsJob::between, job->copies(), job));
+  if (const char* complaint = job->meet()) return failure(api, kFail, complaint);
+  CARRYALL_TRY(run_tasks(api, context, ExpertsJob::round, job->copies(), job));
   CARRYALL_TRY(run_tasks(api, context, ExpertsJob::leave, job->leave_tasks(), job));
   return run_tasks(api, context, ExpertsJob::combine, job->tokens(), job);
 }
@@ -123,7 +132,8 @@ OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   CARRYALL_TRY((call<OrtStatus*, const OrtKernelContext*, size_t*>(api, kKernelContextGetInputCount, context, &given)));
   for (size_t i = 0; i < given && i < kInputs; i++) CARRYALL_TRY(read_tensor(api, context, i, inputs + i));
   if (const char* complaint = read_inputs(inputs, &sizes)) return failure(api, kInvalidArgument, complaint);
-  const Tensor& x = inputs[kX];
+  Tensor& x = inputs[kX];
+  x.dimensions[x.rank - 1] = sizes.out.outputs;
   float* y = nullptr;
   CARRYALL_TRY(output(api, context, x.dimensions, x.rank, &y));
   if (x.elements == 0) return nullptr;

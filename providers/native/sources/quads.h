@@ -8,7 +8,7 @@ namespace {
 template <class V>
 struct PlainQuads {
   static constexpr float kRound = kShift;
-  static constexpr int kTogether = 1, kColumns = 1;
+  static constexpr int kTogether = 1, kColumns = 1, kByteColumns = 0;
 
   static void store(const V& x, uint8_t* row, int64_t first) {
     float values[16];

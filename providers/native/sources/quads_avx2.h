@@ -11,7 +11,7 @@ namespace {
 template <class V>
 struct Avx2Quads {
   static constexpr float kRound = kShift;
-  static constexpr int kTogether = 3, kColumns = 1;  // 12 sums, 3 rows and a tile are 16 registers
+  static constexpr int kTogether = 3, kColumns = 1, kByteColumns = 0;  // 12 sums, 3 rows and a tile are 16 registers
 
   static void store(const V& x, uint8_t* row, int64_t first) {
     const __m256i none = _mm256_castps_si256(_mm256_set1_ps(kShift));

@@ -20,6 +20,7 @@ CARRYALL_INLINE int64_t place(int64_t element) { return element + element / kPie
 struct Avx512Quads {
   static constexpr float kRound = kShift + 128.0f;
   static constexpr int kTogether = 6, kColumns = 2;  // 24 sums, 2 tiles and a byte of a row are 28 of 32 registers
+  static constexpr int kByteColumns = 4;             // 24 sums, 4 tiles and a byte of a row are 29
 
   static void store(Vector x, uint8_t* row, int64_t first) {
     // Byte 1 of n + 128 is the high byte, byte 0 the low one plus 128.
@@ -32,15 +33,26 @@ struct Avx512Quads {
     _mm_storeu_si128(to + kPiece / 16, _mm256_extracti128_si256(both, 1));
   }
 
-  template <bool kFetch, int kRows, int kWidth, class Operand, class Later>
-  static void multiply(const Sixteens& a, int64_t first, const Operand& b, const Later& later, Range steps, float* y,
-                       int64_t y_step) {
+  template <bool kFetch, int kRows, int kWidth, class... Rest>
+  static void multiply(const Rest&... rest) {
+    add_products<true, kFetch, kRows, kWidth>(rest...);
+  }
+
+  template <bool kFetch, int kRows, int kWidth, class... Rest>
+  static void multiply_bytes(const Rest&... rest) {
+    add_products<false, kFetch, kRows, kWidth>(rest...);
+  }
+
+ private:
+  template <bool kLow, bool kFetch, int kRows, int kWidth, class Operand, class Later>
+  CARRYALL_INLINE static void add_products(const Sixteens& a, int64_t first, const Operand& b, const Later& later, Range steps, float* y,
+                                           int64_t y_step) {
     __m512i high[kRows][kWidth], low[kRows][kWidth];
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 8
       for (int c = 0; c < kWidth; c++) {
-        high[m][c] = _mm512_setzero_si512();
+        high[m][c] = kLow ? _mm512_setzero_si512() : _mm512_set1_epi32(a.offsets[m] / 256);
         low[m][c] = _mm512_set1_epi32(a.offsets[m]);
       }
     for (int64_t k = steps.first; k < steps.last; k++) {
@@ -62,11 +74,13 @@ struct Avx512Quads {
 #pragma GCC unroll 8
         for (int m = 0; m < kRows; m++) {
           const uint8_t* row = rows + m * a.step + kQuad * quad;
-          const __m512i upper = bytes_of(row), lower = bytes_of(row + kPiece);
+          const __m512i upper = bytes_of(row);
 #pragma GCC unroll 8
-          for (int c = 0; c < kWidth; c++) {
-            high[m][c] = _mm512_dpbusd_epi32(high[m][c], columns[c], upper);
-            low[m][c] = _mm512_dpbusd_epi32(low[m][c], columns[c], lower);
+          for (int c = 0; c < kWidth; c++) high[m][c] = _mm512_dpbusd_epi32(high[m][c], columns[c], upper);
+          if constexpr (kLow) {
+            const __m512i lower = bytes_of(row + kPiece);
+#pragma GCC unroll 8
+            for (int c = 0; c < kWidth; c++) low[m][c] = _mm512_dpbusd_epi32(low[m][c], columns[c], lower);
           }
         }
       }
@@ -75,8 +89,10 @@ struct Avx512Quads {
     for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 8
       for (int c = 0; c < kWidth; c++) {
-        const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[m][c], 8), low[m][c]);
-        _mm512_storeu_ps(y + m * y_step + 16 * (first + c), _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(a.scales[m])));
+        // Without low bytes a sum is a multiple of 256, so nothing is rounded otherwise if the scale is that many times as large.
+        const __m512i sum = kLow ? _mm512_add_epi32(_mm512_slli_epi32(high[m][c], 8), low[m][c]) : high[m][c];
+        const __m512 scale = _mm512_set1_ps(kLow ? a.scales[m] : 256.0f * a.scales[m]);
+        _mm512_storeu_ps(y + m * y_step + 16 * (first + c), _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale));
       }
   }
 };

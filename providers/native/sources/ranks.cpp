@@ -7,6 +7,8 @@
 #include <new>
 #include <thread>
 
+#include "integers.h"
+
 #if !defined(_WIN32)
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -77,6 +79,56 @@ Ranks* Ranks::open(uint32_t rank, uint32_t ranks, const char** complaint) {
   return group;
 }
 #endif
+
+const char* Ranks::add(uint64_t number, int64_t rows, const RankRows& x, const RankRows& y) {
+  const int64_t room = static_cast<int64_t>(header_->capacity / sizeof(float));
+  const int64_t columns = smaller(x.width, room), step = columns == 0 ? rows : room / columns;
+  for (int64_t first = 0; first < rows; first += step) {
+    const int64_t count = smaller(step, rows - first);
+    for (int64_t begin = 0; begin < x.width; begin += columns) {
+      const int64_t width = smaller(columns, x.width - begin);
+      const auto bytes = static_cast<size_t>(width) * sizeof(float);
+      float* shared = reinterpret_cast<float*>(own());
+      for (int64_t i = 0; i < count; i++) memcpy(shared + i * width, x.data + (first + i) * x.step + begin, bytes);
+      if (const char* complaint = meet(number << 40 ^ static_cast<uint64_t>(rows * x.width))) return complaint;
+      for (uint32_t rank = 0; rank < header_->ranks; rank++) {
+        const float* part = reinterpret_cast<const float*>(of(rank));
+        for (int64_t i = 0; i < count; i++) {
+          float* sum = y.data + (first + i) * y.step + begin;
+          if (rank == 0) memcpy(sum, part + i * width, bytes);
+          else for (int64_t k = 0; k < width; k++) sum[k] += part[i * width + k];
+        }
+      }
+    }
+  }
+  return nullptr;
+}
+
+const char* Ranks::join(uint64_t number, int64_t rows, const RankRows& x, const RankRows& y) {
+  // A buffer begins with the width of the part, in 16 bytes.
+  const int64_t step = static_cast<int64_t>((header_->capacity - 16) / sizeof(float)) / y.width;
+  if (step == 0) return "the rows are longer than the memory of the ranks";
+  for (int64_t first = 0; first < rows; first += step) {
+    const int64_t count = smaller(step, rows - first);
+    float* shared = reinterpret_cast<float*>(own() + 16);
+    memcpy(own(), &x.width, sizeof x.width);
+    for (int64_t i = 0; i < count; i++)
+      memcpy(shared + i * x.width, x.data + (first + i) * x.step, static_cast<size_t>(x.width) * sizeof(float));
+    if (const char* complaint = meet(number << 40 ^ static_cast<uint64_t>(rows))) return complaint;
+    int64_t offset = 0;
+    for (uint32_t rank = 0; rank < header_->ranks; rank++) {
+      int64_t width;
+      memcpy(&width, of(rank), sizeof width);
+      if (width <= 0 || width > y.width - offset) return "the parts of the ranks are longer than the whole";
+      const float* part = reinterpret_cast<const float*>(of(rank) + 16);
+      for (int64_t i = 0; i < count; i++)
+        memcpy(y.data + (first + i) * y.step + offset, part + i * width, static_cast<size_t>(width) * sizeof(float));
+      offset += width;
+    }
+    if (offset != y.width) return "the parts of the ranks are shorter than the whole";
+  }
+  return nullptr;
+}
 
 const char* Ranks::meet(uint64_t operation) {
   const uint64_t round = ++round_;

@@ -16,6 +16,7 @@
 
 namespace carryall {
 
+constexpr int64_t kMostRanks = 1024;
 constexpr uint32_t kRanksMagic = 0x4b4e5231;  // "1RNK"
 
 struct RanksHeader {
@@ -34,13 +35,24 @@ struct RankPlace {
 static_assert(sizeof(RanksHeader) <= 64 && sizeof(RankPlace) == 128, "the layout is that of ranks_memory.py");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share the counters");
 
+// Floats in memory: `width` of a row, `step` from one row to the next.
+struct RankRows {
+  float* data;
+  int64_t width, step;
+};
+
 // The ranks of this process: one model, so one group.
 class Ranks {
  public:
   // Returns the group, or null and a complaint.
   static Ranks* open(uint32_t rank, uint32_t ranks, const char** complaint);
 
-  uint64_t capacity() const { return header_->capacity; }
+  // Adds the rows x of all ranks in the order of ranks, so that y is equal to the bit in all of them; y is as wide as x.
+  // Operators have a `number`, the same in all ranks. Returns a complaint if a rank does not come, or runs another one.
+  const char* add(uint64_t number, int64_t rows, const RankRows& x, const RankRows& y);
+  // Puts the columns x of all ranks side by side; y is as wide as all of them.
+  const char* join(uint64_t number, int64_t rows, const RankRows& x, const RankRows& y);
+
   // The buffer of this rank for the next round.
   unsigned char* own() { return buffer(rank_, round_ + 1); }
   // Begins the next round with what is in the own buffer, and waits for the others; a complaint if one does not come.

@@ -4,7 +4,6 @@
 //   AllGather  x float [..., own] -> the x of all ranks side by side, float [..., whole]
 //
 // Attributes, integers: rank, ranks, number (of the operator in the graph); AllGather: whole.
-#include <cstring>
 #include <new>
 
 #include "ranks_operator.h"
@@ -24,30 +23,17 @@ OrtStatus* create(const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* in
 
 OrtStatus* compute_sum(void* kernel, OrtKernelContext* context) {
   const Node& node = *static_cast<const Node*>(kernel);
-  Ranks& group = *node.group;
   Tensor x;
   CARRYALL_TRY(read_tensor(node.api, context, 0, &x));
   float* y = nullptr;
   CARRYALL_TRY(output(node.api, context, x.dimensions, x.rank, &y));
-  const float* from = static_cast<const float*>(x.data);
-  const int64_t step = static_cast<int64_t>(group.capacity() / sizeof(float));
-  for (int64_t first = 0; first < x.elements; first += step) {
-    const int64_t count = x.elements - first < step ? x.elements - first : step;
-    memcpy(group.own(), from + first, static_cast<size_t>(count) * sizeof(float));
-    if (const char* complaint = group.meet(node.number << 40 ^ static_cast<uint64_t>(x.elements)))
-      return failure(node.api, kFail, complaint);
-    memcpy(y + first, group.of(0), static_cast<size_t>(count) * sizeof(float));
-    for (uint32_t rank = 1; rank < group.ranks(); rank++) {
-      const float* other = reinterpret_cast<const float*>(group.of(rank));
-      for (int64_t i = 0; i < count; i++) y[first + i] += other[i];
-    }
-  }
-  return nullptr;
+  const char* complaint =
+      node.group->add(node.number, 1, {static_cast<float*>(x.data), x.elements, x.elements}, {y, x.elements, x.elements});
+  return complaint == nullptr ? nullptr : failure(node.api, kFail, complaint);
 }
 
 OrtStatus* compute_joined(void* kernel, OrtKernelContext* context) {
   const Node& node = *static_cast<const Node*>(kernel);
-  Ranks& group = *node.group;
   Tensor x;
   CARRYALL_TRY(read_tensor(node.api, context, 0, &x));
   if (x.rank == 0 || x.dimensions[x.rank - 1] <= 0 || x.dimensions[x.rank - 1] > node.whole)
@@ -56,30 +42,9 @@ OrtStatus* compute_joined(void* kernel, OrtKernelContext* context) {
   x.dimensions[x.rank - 1] = node.whole;
   float* y = nullptr;
   CARRYALL_TRY(output(node.api, context, x.dimensions, x.rank, &y));
-  // A buffer begins with the width of the part, in 16 bytes.
-  const int64_t room = static_cast<int64_t>((group.capacity() - 16) / sizeof(float)), step = room / node.whole;
-  if (step == 0) return failure(node.api, kInvalidArgument, "the rows are longer than the memory of the ranks");
-  for (int64_t first = 0; first < rows; first += step) {
-    const int64_t count = rows - first < step ? rows - first : step;
-    memcpy(group.own(), &own, sizeof own);
-    memcpy(group.own() + 16, static_cast<const float*>(x.data) + first * own,
-           static_cast<size_t>(count * own) * sizeof(float));
-    if (const char* complaint = group.meet(node.number << 40 ^ static_cast<uint64_t>(rows)))
-      return failure(node.api, kFail, complaint);
-    int64_t offset = 0;
-    for (uint32_t rank = 0; rank < group.ranks(); rank++) {
-      int64_t width;
-      memcpy(&width, group.of(rank), sizeof width);
-      if (width <= 0 || width > node.whole - offset)
-        return failure(node.api, kFail, "the parts of the ranks are longer than the whole");
-      const float* part = reinterpret_cast<const float*>(group.of(rank) + 16);
-      for (int64_t row = 0; row < count; row++)
-        memcpy(y + (first + row) * node.whole + offset, part + row * width, static_cast<size_t>(width) * sizeof(float));
-      offset += width;
-    }
-    if (offset != node.whole) return failure(node.api, kFail, "the parts of the ranks are shorter than the whole");
-  }
-  return nullptr;
+  const char* complaint =
+      node.group->join(node.number, rows, {static_cast<float*>(x.data), own, own}, {y, node.whole, node.whole});
+  return complaint == nullptr ? nullptr : failure(node.api, kFail, complaint);
 }
 
 OrtCustomOp collective() {

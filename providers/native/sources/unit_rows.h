@@ -17,8 +17,13 @@ constexpr int64_t kUnpackedBytes = 24 << 10;  // of one or two tiles; stay in th
 // 1.10 and 1.01. Two tiles at a time read each value of a row once for both; few rows, which wait for memory, take longer so.
 constexpr int64_t kManyRows = 14, kManyRowsOfBlocks = 32, kRowsOfBytes = 3, kRowsForTwo = 16;
 
+// Inputs of a unit. Bytes are multiplied as they are stored, so a block of 32 is one too: 11 instructions for 8 products.
+inline int64_t inputs_of_unit(const Weights& w) {
+  return w.bits == 8 && w.offsets == Offsets::middle && w.block >= kLine / 2 ? w.block : unit_of(w);
+}
+
 inline bool in_units(const Weights& w, int64_t rows) {
-  if (unit_of(w) == 0) return false;
+  if (inputs_of_unit(w) == 0) return false;
   return rows >= (w.bits == 8 ? kRowsOfBytes : w.group > w.block ? kManyRows : kManyRowsOfBlocks);
 }
 
@@ -105,7 +110,7 @@ void multiply_tiles(const Weights& w, const Rows& rows, const float* bias, int64
   constexpr int kRows = kTiles == 1 ? Isa::kRows : Isa::kRowsOfTwo;  // of a pass
   constexpr int64_t kChunkBytes = kUnpackedBytes / kTiles;
   const bool stored = w.bits == 8;  // as bytes raised by 128
-  const int64_t unit = unit_of(w), blocks = unit / w.block;
+  const int64_t unit = inputs_of_unit(w), blocks = unit / w.block;
   const int64_t chunks = stored ? 1 : parts(rows.shares * unit * kColumns, kChunkBytes), chunk = parts(rows.shares, chunks);
   const int64_t count = last_row - first_row, passes = parts(count, kRows);
   const int64_t scales = w.group > 0 ? w.group_scales() : w.value_bytes(), scale_step = w.group > 0 ? kLine : w.block_bytes();

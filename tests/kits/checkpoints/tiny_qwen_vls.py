@@ -238,7 +238,8 @@ def shapes(config: Mapping[str, Any]) -> Shapes:
     third = kind.startswith("qwen3")
 
     def layer(number: int) -> Shapes:
-        heads = {"self_attn.q_norm.weight": (16,), "self_attn.k_norm.weight": (16,)}
+        size = (text.get("head_dim", 16),)
+        heads = {"self_attn.q_norm.weight": size, "self_attn.k_norm.weight": size}
         if kind == "glm_ocr":
             return _glm_layer(text)
         plain = kind == "paddleocr_vl"

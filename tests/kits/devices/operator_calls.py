@@ -30,6 +30,8 @@ from carryall.graph_opt.lower.chain.program import (
 from carryall.graph_opt.lower.chain.steps import ATTENTION_SIZES
 from carryall.graph_opt.lower.products.tiles import LAYOUT
 
+ALONE = {"rank": 0, "ranks": 0}  # attributes of operators that no other rank shares
+
 
 @dataclass
 class Known:
@@ -143,6 +145,10 @@ def experts_attributes(mixture: Experts) -> dict[str, int | float]:
         "normalize": int(mixture.normalize),
         "hidden": hidden,
         "width": width,
+        "inputs": width,
+        "outputs": hidden,
+        **ALONE,
+        "number": 0,
         "activation": ("silu", "gelu", "relu2").index(mixture.activation),
         "gated": int(bool(mixture.up)),
         "alpha": mixture.alpha,
@@ -219,7 +225,7 @@ def random_chain(rng: np.random.Generator, **options: Any) -> Known:
     heads = total.astype(np.float64).reshape(tokens, 4, 24)
     normed = (heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + 1e-3) * scale).reshape(tokens, width)
     gate, up = normed[:, 16:48], normed[:, 48:80]
-    call = Call("Chain", {}, [program, *inputs], **options)
+    call = Call("Chain", ALONE, [program, *inputs], **options)
     return Known(call, total, 6e-6, [gate / (1 + np.exp(-gate)) * up])
 
 

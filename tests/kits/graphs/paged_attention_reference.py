@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
-FLOAT32, BFLOAT16, INT8 = 0, 1, 2
+FLOAT32, BFLOAT16, INT8, BYTE_QUERIES = range(4)
+INT8_CACHES = (INT8, BYTE_QUERIES)  # queries have 16 bits, or 8
+_EIGHT_BITS, _SIXTEEN_BITS = 127, 127 * 256  # the largest rounded number
 _PART = 256  # positions of a partial softmax
 # Of an int8 cache: a weight near a tie is rounded to its other neighbour, 1 / 32512 of the power of 2 above
 # the largest weight away, so at most 2 / 32512 of that one; values are up to 4.
@@ -69,7 +71,7 @@ class Case:
     def row_bytes(self) -> int:
         """Bytes of a position in the cache."""
         width = -(-self.size // 16) * 16
-        return {FLOAT32: 4 * width, BFLOAT16: 2 * width, INT8: width + 4}[self.cache]
+        return {FLOAT32: 4 * width, BFLOAT16: 2 * width}.get(self.cache, width + 4)
 
     def new_rows(self, parts: list[Floats]) -> Floats:
         """Return keys or values of the new tokens, [tokens, kv_heads * size]."""
@@ -148,9 +150,10 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
         keys, values = case.keys[row].copy(), case.values[row]
         keys[past:] = _rotated(case, keys[past:], own)
         scaled = query.astype(np.float64) * case.scale
-        if case.cache == INT8:
+        if case.cache in INT8_CACHES:
             spread = _spread(query.astype(np.float32) * np.float32(case.scale))
-            keys, scaled = _spread(keys), _sixteen_bits(spread, _largest(spread))
+            levels = _SIXTEEN_BITS if case.cache == INT8 else _EIGHT_BITS
+            keys, scaled = _spread(keys), _rounded(spread, _largest(spread), levels)
         stored, added = (_stored(case, part).repeat(group, axis=1) for part in (keys, values))
         scores = np.einsum("qhd,khd->hqk", _bfloat16(scaled) if rounded else scaled, stored)
         if case.softcap:
@@ -167,12 +170,12 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
         total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - most)
         if rounded:
             weights = _rounded_weights(scores) * np.exp(_largest_of_parts(scores) - most)
-        if case.cache == INT8:
+        if case.cache in INT8_CACHES:
             # The scale of a value is a factor of its weight: both are rounded together.
             scales = np.where(seen, _largest(values)[..., 0].T.repeat(group, axis=0)[:, None], 0.0)
             # Weights are relative to the power of 2 above the largest one.
             above = np.ceil(_largest_of_parts(scores) / np.log(2)) * np.log(2)
-            kept = _sixteen_bits(np.exp(scores - above) * scales, _largest_of_parts(scales))
+            kept = _rounded(np.exp(scores - above) * scales, _largest_of_parts(scales), _SIXTEEN_BITS)
             weights = kept / np.where(scales > 0, scales, 1) * np.exp(above - most)
         found.append(
             np.einsum("hqk,khd->qhd", weights / total, added).reshape(length, case.heads * case.size)
@@ -216,8 +219,8 @@ def _largest(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return found
 
 
-def _sixteen_bits(x: npt.NDArray[Any], most: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    steps = np.float32(127 * 256) / np.where(most > 0, most, 1).astype(np.float32)
+def _rounded(x: npt.NDArray[Any], most: npt.NDArray[Any], levels: int) -> npt.NDArray[np.float64]:
+    steps = np.float32(levels) / np.where(most > 0, most, 1).astype(np.float32)
     rounded: npt.NDArray[np.float64] = np.rint(x.astype(np.float64) * steps) / steps.astype(np.float64)
     return rounded
 
@@ -244,7 +247,7 @@ def _stored(case: Case, x: Floats) -> npt.NDArray[np.float64]:
     """Return what the cache holds of float rows."""
     if case.cache == BFLOAT16:
         return _bfloat16(x)
-    if case.cache == INT8:
+    if case.cache in INT8_CACHES:
         most = _largest(x)
         rounded: npt.NDArray[np.float64] = np.rint(x * (127 / most)).astype(np.float64) * (most / 127)
         return rounded

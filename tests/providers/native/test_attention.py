@@ -19,8 +19,10 @@ from native_attention import Cache, filled, run
 from native_kernels import isas
 from paged_attention_reference import (
     BFLOAT16,
+    BYTE_QUERIES,
     FLOAT32,
     INT8,
+    INT8_CACHES,
     INT8_TOLERANCE,
     Case,
     Floats,
@@ -44,7 +46,7 @@ CASES = st.fixed_dictionaries(
         "window": st.sampled_from([0, 0, 1, 5, 64, 100]),
         "softcap": st.sampled_from([0.0, 0.0, 3.0, 50.0]),
         "interleaved": st.integers(0, 1),
-        "cache": st.sampled_from([FLOAT32, FLOAT32, BFLOAT16, INT8]),
+        "cache": st.sampled_from([FLOAT32, FLOAT32, BFLOAT16, INT8, BYTE_QUERIES]),
         "block": st.sampled_from([16, 32, 48, 64]),
     }
 )
@@ -88,21 +90,21 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(
     for isa in isas(library):
         found = filled(library, isa, case, np.random.default_rng(seed + 1), separate=separate)
         own = filled(library, isa, case, np.random.default_rng(seed), separate=0)
-        alone = (isa == "amx" and case.cache != INT8) or rounds(isa, case)
+        alone = (isa == "amx" and case.cache not in INT8_CACHES) or rounds(isa, case)
         np.testing.assert_array_equal(found, own if alone else expected, isa)
         if rounds(isa, case) and not case.rotary:
             assert_rounded(found, case)
             continue
-        near = INT8_TOLERANCE if case.cache == INT8 else PAIRS if isa == "amx" else EXACT
+        near = INT8_TOLERANCE if case.cache in INT8_CACHES else PAIRS if isa == "amx" else EXACT
         # Rounding to int8 or bfloat16 may go the other way after a rotation in float32.
-        tolerance = {FLOAT32: near, BFLOAT16: 2e-2, INT8: 4e-2}[case.cache] if case.rotary else near
+        tolerance = {FLOAT32: near, BFLOAT16: 2e-2}.get(case.cache, 4e-2) if case.rotary else near
         tolerance += 2e-7 * case.softcap  # scores are rounded at the size of the cap
         np.testing.assert_allclose(found, reference, rtol=tolerance, atol=tolerance, err_msg=isa)
-        if case.cache == INT8 and not case.rotary:
+        if case.cache in INT8_CACHES and not case.rotary:
             assert np.median(np.abs(found - reference)) < EXACT + 2e-7 * case.softcap
 
 
-@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
+@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8, BYTE_QUERIES])
 @pytest.mark.parametrize("window", [0, 70])
 def test_a_token_does_not_depend_on_pieces_and_rows_beside_it(library: Path, cache: int, window: int) -> None:
     """One prompt of 600 tokens, whole and in pieces beside another row, in other blocks: equal bits."""
@@ -137,7 +139,7 @@ def test_a_token_does_not_depend_on_pieces_and_rows_beside_it(library: Path, cac
         np.testing.assert_array_equal(np.concatenate(found), expected, isa)
 
 
-@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
+@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8, BYTE_QUERIES])
 @pytest.mark.parametrize(("size", "block"), [(16, 16), (64, 32)])
 def test_scores_far_apart_and_values_that_are_not_finite(
     library: Path, size: int, block: int, cache: int
@@ -261,7 +263,7 @@ def small() -> Case:
         ({"rotary": 7}, "rotary_dim is not an even number"),
         ({"rotary": 18}, "rotary_dim"),
         ({"interleaved": 2}, "interleaved"),
-        ({"cache_type": 3}, "cache_type is not 0, 1 or 2"),
+        ({"cache_type": 4}, "cache_type is not 0, 1, 2 or 3"),
         ({"scale": float("nan")}, "scale is not finite"),
         ({"softcap": -1.0}, "softcap"),
         ({"begins": np.array([0, 3, 5], np.int32)}, "the rows do not begin at 0 and end"),

@@ -16,9 +16,9 @@ import onnx_ir as ir
 import pytest
 from half_weight import HalfWeight
 from native_kernels import isas
-from operator_calls import MAKERS, attention_attributes, attention_inputs, linear_attributes
+from operator_calls import ALONE, MAKERS, attention_attributes, attention_inputs, linear_attributes
 from operator_host import Call, OperatorHost, RefusedError, build_host
-from paged_attention_reference import BFLOAT16, FLOAT32, INT8, random_case
+from paged_attention_reference import BFLOAT16, BYTE_QUERIES, FLOAT32, INT8, random_case
 from quantized_linear_reference import Weight, grouped_weight, random_weight
 
 from carryall.graph_opt.lower.attention.near_products import in_lanes
@@ -127,9 +127,9 @@ def test_a_chain_equals_its_operators_bit_by_bit(
     total = (product(0, x) + product(1, x, bias)) + bias
     expected = total + product(3, host.run(Call("SiluAndMul", {}, [product(2, total)])))
     for threads in (1, 2, 5, 16):  # more than there are cores, so that some sleep
-        found = host.run(Call("Chain", {}, [numbers, x, *inputs], threads=threads, copies=2))
+        found = host.run(Call("Chain", ALONE, [numbers, x, *inputs], threads=threads, copies=2))
         np.testing.assert_array_equal(found, expected)
-    last = host.run(Call("Chain", {}, [numbers, x[-1:], *inputs], threads=2))
+    last = host.run(Call("Chain", ALONE, [numbers, x[-1:], *inputs], threads=2))
     np.testing.assert_array_equal(last, expected[-1:])
 
 
@@ -143,7 +143,7 @@ def test_instruction_sets_give_equal_norms_near_numpy(host_program: Path, librar
     expected = exact / np.sqrt((exact**2).mean(axis=2, keepdims=True) + np.float32(1e-2)) * scale
     for isa in isas(library):
         with OperatorHost([str(host_program), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
-            found.append(opened.run(Call("Chain", {}, [numbers, x.reshape(9, 315), scale], threads=2)))
+            found.append(opened.run(Call("Chain", ALONE, [numbers, x.reshape(9, 315), scale], threads=2)))
         np.testing.assert_allclose(found[-1], expected.reshape(9, 210), rtol=4e-7)
         np.testing.assert_array_equal(found[-1], found[0])
 
@@ -175,7 +175,7 @@ def test_instruction_sets_give_equal_norms_with_a_mean_near_numpy(
     expected = exact / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-3) * scale + bias * biased
     for isa in isas(library):
         with OperatorHost([str(host_program), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
-            found.append(opened.run(Call("Chain", {}, [numbers, x, scale, bias], threads=2)))
+            found.append(opened.run(Call("Chain", ALONE, [numbers, x, scale, bias], threads=2)))
         np.testing.assert_allclose(found[-1], expected, rtol=0, atol=5e-6)
         np.testing.assert_array_equal(found[-1], found[0])
 
@@ -190,7 +190,7 @@ def test_instruction_sets_give_equal_activations_near_numpy(
         expected = oracle(x.astype(np.float64))
     for isa in isas(library):
         with OperatorHost([str(host_program), str(library)], {"CARRYALL_KERNELS_ISA": isa}) as opened:
-            found.append(opened.run(Call("Chain", {}, [numbers, x])))
+            found.append(opened.run(Call("Chain", ALONE, [numbers, x])))
         np.testing.assert_allclose(found[-1], expected, rtol=5e-7, atol=1.2e-6)
         np.testing.assert_array_equal(found[-1], found[0])
 
@@ -198,14 +198,14 @@ def test_instruction_sets_give_equal_activations_near_numpy(
 def test_factors_of_rows_are_multiplied(host: OperatorHost) -> None:
     x, other = np.random.default_rng(0).standard_normal((2, 5, 37)).astype(np.float32)
     numbers = program([37], 1, [(MULTIPLY, -1, 0, 1)])
-    np.testing.assert_array_equal(host.run(Call("Chain", {}, [numbers, x, other], threads=2)), x * other)
+    np.testing.assert_array_equal(host.run(Call("Chain", ALONE, [numbers, x, other], threads=2)), x * other)
 
 
 def test_leading_axes_are_those_of_the_first_rows(host: OperatorHost) -> None:
     scale, x = np.ones(4, np.float32), np.ones((3, 1, 4), np.float32)
     numbers = program([4], 1, [(NORM, -1, 0, 1, 0)])
-    assert host.run(Call("Chain", {}, [numbers, x, scale])).shape == (3, 1, 4)
-    assert host.run(Call("Chain", {}, [numbers, x[:0], scale])).shape == (0, 1, 4)
+    assert host.run(Call("Chain", ALONE, [numbers, x, scale])).shape == (3, 1, 4)
+    assert host.run(Call("Chain", ALONE, [numbers, x[:0], scale])).shape == (0, 1, 4)
 
 
 @pytest.mark.parametrize(
@@ -231,18 +231,18 @@ def test_leading_axes_are_those_of_the_first_rows(host: OperatorHost) -> None:
 def test_wrong_programs_are_refused(host: OperatorHost, steps: list[tuple[int, ...]], message: str) -> None:
     scale, x = np.ones(4, np.float32), np.ones((3, 4), np.float32)
     with pytest.raises(RefusedError, match=message):
-        host.run(Call("Chain", {}, [program([4, 4, -2], 1, steps), x, scale]))
+        host.run(Call("Chain", ALONE, [program([4, 4, -2], 1, steps), x, scale]))
 
 
 def test_another_version_is_refused_with_both(host: OperatorHost) -> None:
     call = MAKERS["chain"](np.random.default_rng(0)).call
     numbers = np.array(call.inputs[0])
     numbers[0] = 9
-    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 4, 2, 2"):
-        host.run(Call("Chain", {}, [numbers, *call.inputs[1:]]))
+    with pytest.raises(RefusedError, match=r"layout version 9, .* these kernels read versions 5, 2, 2"):
+        host.run(Call("Chain", ALONE, [numbers, *call.inputs[1:]]))
 
 
-@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8])
+@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8, BYTE_QUERIES])
 @pytest.mark.parametrize("lengths", [[1, 1, 1], [40, 3], [300]])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_attention_in_a_chain_equals_the_operator(
@@ -263,9 +263,8 @@ def test_attention_in_a_chain_equals_the_operator(
     cut = [*parts, (ATTENTION, -1, -2, -3, -4, *places, *sizes, *floats, 0)]
     for numbers in (program([576], 1, whole), program([576, -576, -192, -192], 1, cut)):
         for threads in (1, 2, 4):
-            call = Call(
-                "Chain", {}, [numbers, packed, *inputs[3:11], inputs[12 + ahead]], threads=threads, copies=2
-            )
+            operands = [numbers, packed, *inputs[3:11], inputs[12 + ahead]]
+            call = Call("Chain", ALONE, operands, threads=threads, copies=2)
             np.testing.assert_array_equal(host.run(call), expected)
 
 
@@ -296,7 +295,7 @@ class Texts:
         floats = float_bits(self.size**-0.5), float_bits(0)
         step = (NEAR_ATTENTION, -1, 0, ABSENT, ABSENT, *places, *sizes, *floats, 0)
         numbers = program([self.heads * self.size], 1, [step])
-        return Call("Chain", {}, [numbers, self.x, *inputs, *arrays], threads=2)
+        return Call("Chain", ALONE, [numbers, self.x, *inputs, *arrays], threads=2)
 
     def attention(self, added: Callable[[Array, Array, Array], Array]) -> Array:
         """Return the result; ``added`` to the scores is computed from queries, keys and distances."""
@@ -380,5 +379,5 @@ def test_attention_writes_rows_that_are_not_side_by_side(host: OperatorHost, len
         (ADD, -1, -2, -2, ABSENT),
     ]
     numbers = program([1024, 1024], 1, steps)
-    found = host.run(Call("Chain", {}, [numbers, packed, *inputs[3:11]], threads=2, copies=2))
+    found = host.run(Call("Chain", ALONE, [numbers, packed, *inputs[3:11]], threads=2, copies=2))
     np.testing.assert_array_equal(found, 2 * expected)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import pytest
+from operator_calls import experts_attributes
+from quantized_experts_reference import random_experts
 
+from carryall.graph_opt.lower.chain.program import JOIN, SUM, VERSION
+from carryall.graph_opt.lower.products.tiles import LAYOUT
 from carryall.providers.native.library import find_library
 from carryall.providers.runners.ranks_memory import RanksMemory
 
@@ -36,11 +42,26 @@ np.savez(results, *outputs)
 """
 
 
-def write_model(path: Path, operator: str, **attributes: int) -> Path:
+def write_model(
+    path: Path,
+    operator: str,
+    before: Sequence[npt.NDArray[Any]] = (),
+    after: Sequence[npt.NDArray[Any] | None] = (),
+    **attributes: float,
+) -> Path:
+    """Write a graph of one operator on x, with constants before x and after it."""
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
-    node = ir.node(operator, [x], attributes, domain="carryall")
+    inputs: list[ir.Value | None] = [x]
+    for place, arrays in ((0, before), (1, after)):
+        for array in reversed(arrays):
+            name = f"c{len(inputs)}"
+            constant = None if array is None else ir.Value(name=name, const_value=ir.tensor(array, name=name))
+            inputs.insert(place, constant)
+    node = ir.node(operator, inputs, attributes, domain="carryall")
     node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    graph = ir.Graph([x], node.outputs, nodes=[node], name="g", opset_imports={"": 23, "carryall": 1})
+    constants = [value for value in inputs if value is not None and value is not x]
+    opsets = {"": 23, "carryall": 1}
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=constants, name="g", opset_imports=opsets)
     ir.save(ir.Model(graph, ir_version=10), path)
     return path
 
@@ -107,6 +128,101 @@ def test_parts_of_different_widths_are_joined(tmp_path: Path) -> None:
         memory.close()
     for rank in range(2):
         assert np.array_equal(results(tmp_path, rank)[0], np.concatenate(parts, axis=1))
+
+
+@pytest.mark.long
+def test_a_chain_adds_and_joins_as_the_operators_do(tmp_path: Path) -> None:
+    """The first rows are longer than a buffer."""
+    random = np.random.default_rng(1)
+    values = [
+        [random.normal(size=(rows, width)).astype(np.float32) for rows in (40_000, 0)] for width in (4, 5)
+    ]
+    memory = RanksMemory(2, 30)
+    try:
+        children = []
+        for rank, width in enumerate((4, 5)):
+            steps = [*(JOIN, -2, 0, 1), *(SUM, -1, -2, 2)]
+            program = np.array([VERSION, LAYOUT, 2, 0, 2, 1, 2, 9, 9, *steps], np.int64)
+            model = write_model(tmp_path / f"{rank}.onnx", "Chain", [program], rank=rank, ranks=2)
+            children.append(start(tmp_path, memory, rank, values[rank], model))
+            assert values[rank][0].shape[1] == width
+        assert [child.communicate()[1] for child in children] == ["", ""]
+    finally:
+        memory.close()
+    for index in range(2):
+        joined = np.concatenate([values[rank][index] for rank in range(2)], axis=1)
+        for rank in range(2):
+            assert np.array_equal(results(tmp_path, rank)[index], joined + joined)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "steps", "error"), [
+    (0, (JOIN, -1, 0, 1), "needs other ranks, which the chain does not name"),
+    (1, (JOIN, -1, 0, 1), "ranks join rows that are wider than the whole"),
+    (1, (SUM, -1, 0, 1), "ranks add rows of another width"),
+    (1, (SUM, -1, 0), "ends within a step"),
+])  # fmt: skip
+def test_wrong_steps_over_ranks_are_refused(
+    ranks: int, steps: tuple[int, ...], error: str, tmp_path: Path
+) -> None:
+    program = np.array([VERSION, LAYOUT, 2, 0, 1, 1, 1, 4, *steps], np.int64)
+    model = write_model(tmp_path / "0.onnx", "Chain", [program], rank=0, ranks=ranks)
+    memory = RanksMemory(1, 30)
+    try:
+        alone = start(tmp_path, memory, 0, [np.ones((2, 5), np.float32)], model)
+        assert error in alone.communicate(timeout=30)[1]
+    finally:
+        memory.close()
+
+
+def cut_rows(weights: Sequence[Any], first: int, last: int) -> list[Any]:
+    """Return some outputs of weights of blocks."""
+    names = ("values", "scales", "zero_points", "minima")
+    parts = [{name: value[first:last] for name in names if (value := getattr(one, name)) is not None}
+             for one in weights]  # fmt: skip
+    return [dataclasses.replace(one, **part) for one, part in zip(weights, parts, strict=True)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gated", [True, False])
+def test_experts_over_ranks_give_the_bits_of_the_whole(gated: bool, tmp_path: Path) -> None:
+    """Widths and outputs that are no multiples of blocks and tiles, cut within them."""
+    random = np.random.default_rng(2)
+    activation = "silu" if gated else "relu2"
+    whole = random_experts(
+        random, experts=4, hidden=72, width=90, biased=True, activation=activation, gated=gated
+    )
+    x = random.normal(size=(50, 72)).astype(np.float32)
+    shares = random.random((50, 2)).astype(np.float32)
+    chosen = random.integers(0, 4, (50, 2))
+    parts = [((0, 90), (0, 72)), ((0, 37), (0, 30)), ((37, 90), (30, 72))]  # of the width, and of the outputs
+    models = []
+    for number, (width, outputs) in enumerate(parts):
+        own = dataclasses.replace(
+            whole,
+            gate=cut_rows(whole.gate, *width),
+            up=cut_rows(whole.up, *width),
+            down=cut_rows(whole.down, *outputs),
+            biases=[(*(bias[slice(*width)] for bias in all_[:-1]), all_[-1][slice(*outputs)])
+                    for all_ in whole.biases or []],
+        )  # fmt: skip
+        attributes = experts_attributes(own)
+        attributes |= {"inputs": 90, "outputs": outputs[1] - outputs[0], "number": 5}
+        attributes |= {"rank": max(number - 1, 0), "ranks": 2 if number else 0}
+        constants = [shares, *own.tiles(), *own.stacked_biases(), chosen]
+        models.append(
+            write_model(tmp_path / f"{number}.onnx", "QuantizedExperts", (), constants, **attributes)
+        )
+    memory = RanksMemory(2, 30)
+    try:
+        alone = start(tmp_path, memory, 2, [x], models[0])
+        assert alone.communicate()[1] == ""
+        children = [start(tmp_path, memory, rank, [x], models[rank + 1]) for rank in range(2)]
+        assert [child.communicate()[1] for child in children] == ["", ""]
+    finally:
+        memory.close()
+    found = np.concatenate([results(tmp_path, rank)[0] for rank in range(2)], axis=1)
+    assert np.array_equal(found, results(tmp_path, 2)[0])
 
 
 @pytest.mark.long

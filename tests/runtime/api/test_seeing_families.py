@@ -145,6 +145,19 @@ def test_tokens_equal_transformers(family: str, package: Path, options: Json | N
 
 
 @pytest.mark.long
+def test_a_tower_on_another_provider_has_its_states_and_tokens(family: str, package: Path) -> None:
+    pytest.importorskip("openvino")
+    expected = golden(family)
+    with opened(package, tower_provider="openvino") as llm:
+        tokens, _ = answer(llm, asked(*pictures(family)))
+        seen = llm.requests.sight._encoder
+        several = len(pictures(family)) > 1
+        states = [seen.states(seen.prepare(each, several=several)) for each in pictures(family)]
+    np.testing.assert_allclose(np.concatenate(states), expected["image_states"], rtol=1e-4, atol=1e-4)
+    assert tokens == expected["tokens"].tolist()
+
+
+@pytest.mark.long
 def test_a_second_question_computes_nothing_of_the_pictures(family: str, llm: LLM, fresh: LLM) -> None:
     first, _ = answer(llm, asked(*pictures(family)))
     encoded = llm.requests.sight._encoder.num_encoded

@@ -1,4 +1,4 @@
-"""``carryall serve --ray`` on a Ray cluster of several hosts, one of which loses its power."""
+"""A service over the hosts of a Ray cluster, by replicas or by stages of layers: one loses its power."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ export_package(demo_path("pycoder"), package)
 print(package)
 """
 CPUS = "import ray; ray.init('auto', log_to_driver=False); print(ray.cluster_resources().get('CPU', 0))"
-REPLICA = "ServeReplica:carryall:replica"
+REPLICA, STAGE = "ServeReplica:carryall:replica", "ray::StageActor"
 WORDS = "def function_{}(first, second, third):\n    return first + second + third"
 
 
@@ -111,18 +111,10 @@ def cpus(host: Host) -> float | None:
 
 
 @contextmanager
-def served(head: Host) -> Iterator[None]:
-    """A service of two replicas of a model whose files only the head has."""
+def served(head: Host, *options: str) -> Iterator[None]:
+    """A service of a model whose files only the head has."""
     package = head.run(PYTHON, "-c", EXPORT, env=ENVIRONMENT).splitlines()[-1]
-    command: list[str | Path] = [
-        PROGRAMS / "carryall",
-        "serve",
-        package,
-        "--ray",
-        "auto",
-        "--replicas",
-        "2",
-    ]
+    command: list[str | Path] = [PROGRAMS / "carryall", "serve", package, *options]
     # Popen's own context would wait for ever if a test fails; its network ends the host then.
     process = head.start(*command, "--host", EVERY, "--json", env=ENVIRONMENT, stdout=PIPE)
     assert process.stdout is not None
@@ -190,7 +182,7 @@ def test_replicas_on_several_hosts_survive_the_loss_of_one(cluster: tuple[Host, 
     assert "no/such-model" in err.splitlines()[-1]
     assert "Traceback" not in err
 
-    with served(head):
+    with served(head, "--ray", "auto", "--replicas", "2"):
         assert [len(host.processes(REPLICA)) for host in (head, lost, left)] == [0, 1, 1]
         # A conversation finds its replica through the address of any host.
         for number, first in enumerate((head, lost, left, head)):
@@ -215,3 +207,34 @@ def test_replicas_on_several_hosts_survive_the_loss_of_one(cluster: tuple[Host, 
         print("slowest answer of each caller, in seconds:", [f"{each:.1f}" for each in slowest])
         assert max(slowest) < 60
         assert cached(left, WORDS, "s0") > 0
+
+
+def text(host: Host, prompt: str) -> Iterator[str]:
+    """Yield the pieces of a greedy answer of 200 tokens."""
+    with openai.OpenAI(
+        base_url=f"http://{host.address}:8000/v1", api_key="none", max_retries=0, timeout=SECONDS
+    ) as client:
+        for event in client.completions.create(
+            model="toy", prompt=prompt, max_tokens=200, temperature=0, stream=True,
+            extra_body={"ignore_eos": True},
+        ):  # fmt: skip
+            assert event.choices[0].finish_reason in (None, "length")
+            yield event.choices[0].text
+
+
+@pytest.mark.slow
+def test_stages_on_several_hosts_survive_the_loss_of_one(cluster: tuple[Host, list[Host]]) -> None:
+    """Its model's files are on the head only: each stage is sent its own."""
+    head, (lost, left) = cluster
+    options = ("--pipeline", "auto", "--pipeline-stages", "2", "--num-threads", "1", "--http-port", "8000")
+    with served(head, *options, "--grpc-port", "none"):
+        assert [len(host.processes(STAGE)) for host in (head, lost, left)] == [0, 1, 1]
+        expected = "".join(text(head, WORDS))
+        pieces = []
+        for piece in text(head, WORDS):
+            pieces.append(piece)
+            if len(pieces) == 5:
+                lost.lose_power()
+        assert "".join(pieces) == expected  # one stream, through the loss
+        assert len(left.processes(STAGE)) == 2
+        assert "".join(text(head, WORDS)) == expected

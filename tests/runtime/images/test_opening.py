@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,14 @@ def test_a_header_that_claims_too_much_is_refused_before_decoding(size: tuple[in
     with pytest.raises(RequestError, match=f"{MOST_PIXELS}.*smaller"):
         open_picture(header(*size))
     assert time.thread_time() - begin < 0.5
+
+
+def test_a_large_header_is_an_error_alone_without_a_warning_of_pillow() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with pytest.raises(RequestError, match="smaller"):
+            open_picture(header(12000, 12000))
+    assert not seen
 
 
 @pytest.mark.long

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import numpy as np
@@ -301,10 +302,8 @@ def test_a_folder_of_a_file_system_is_a_store(tmp_path: Path) -> None:
     other.close()
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A file system of a server of S3's protocol, with a bucket."""
-    fsspec: Any = pytest.importorskip("fsspec")
+def s3_server(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Start a server of S3's protocol; return what ends it."""
     pytest.importorskip("s3fs")
     servers: Any = pytest.importorskip("moto.server")
     server = servers.ThreadedMotoServer(port=0, verbose=False)
@@ -318,19 +317,46 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("AWS_DEFAULT_REGION", "us-east-1"),
     ):
         monkeypatch.setenv(name, value)
-    files = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    return cast("Callable[[], None]", server.stop)
+
+
+def gcs_server(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Start a server of Google Cloud Storage's protocol; return what ends it."""
+    # Else it asks by gRPC, which the emulator lacks, what kind of bucket there is. Read when it is imported.
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    pytest.importorskip("gcsfs")
+    servers: Any = pytest.importorskip("gcp_storage_emulator.server")
+    fsspec: Any = pytest.importorskip("fsspec")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    server = servers.create_server("127.0.0.1", port, in_memory=True)
+    server.start()
+    monkeypatch.setitem(
+        fsspec.config.conf, "gs", {"token": "anon", "endpoint_url": f"http://127.0.0.1:{port}"}
+    )
+    return cast("Callable[[], None]", server.stop)
+
+
+@pytest.fixture(params=["s3", "gs"])
+def buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A file system of a server of buckets, with one."""
+    fsspec: Any = pytest.importorskip("fsspec")
+    end = {"s3": s3_server, "gs": gcs_server}[request.param](monkeypatch)
+    files = fsspec.filesystem(request.param, skip_instance_cache=True, use_listings_cache=False)
     files.mkdir("bucket")
     try:
         yield files
     finally:
-        server.stop()
+        end()
         type(files).clear_instance_cache()
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # those of the server
-def test_a_folder_of_a_bucket_is_a_store(s3: Any) -> None:
-    tier, other = (StoreTier(open_store("s3://bucket/kv"), SECRET, lambda: 30.0) for _ in range(2))
+def test_a_folder_of_a_bucket_is_a_store(buckets: Any) -> None:
+    url = f"{buckets.unstrip_protocol('bucket')}/kv"
+    tier, other = (StoreTier(open_store(url), SECRET, lambda: 30.0) for _ in range(2))
     assert other.held(KEYS) == 0  # nothing of that may be remembered
     for i, key in enumerate(KEYS[:3]):
         tier.put(key, parts(i))
@@ -343,22 +369,23 @@ def test_a_folder_of_a_bucket_is_a_store(s3: Any) -> None:
     assert other.get(KEYS[3]) is None
     tier.close()
     other.close()
-    assert sorted(s3.find("bucket")) == sorted(
+    assert sorted(buckets.find("bucket")) == sorted(
         f"bucket/kv/{name[:2]}/{name}.kv" for name in (file_name(key, SECRET) for key in KEYS[:3])
     )
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # those of the server
-def test_a_bucket_that_is_absent_is_not_made(s3: Any) -> None:
-    tier = StoreTier(open_store("s3://mistake/kv"), SECRET, lambda: 30.0)
+def test_a_bucket_that_is_absent_is_not_made(buckets: Any) -> None:
+    url = f"{buckets.unstrip_protocol('mistake')}/kv"
+    tier = StoreTier(open_store(url), SECRET, lambda: 30.0)
     assert tier.held(KEYS) == 0
     tier.put(KEYS[0], parts(0))
     assert tier.flush(30)
     assert tier.given_up == 1
     assert tier.get(KEYS[0]) is None
     tier.close()
-    assert [each.rstrip("/") for each in s3.ls("")] == ["bucket"]
+    assert [each.rstrip("/") for each in buckets.ls("")] == ["bucket"]
 
 
 @pytest.mark.parametrize("url", ["", "kv", "/mnt/kv", "nosuch://host/x"])
