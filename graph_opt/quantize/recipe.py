@@ -58,8 +58,8 @@ class QuantizationRecipe(Checked):
         kv: store the KV cache in 8 bits with calibrated scales: int8 per channel, int8-tensor per
             tensor.
         calibration: text file, or .jsonl file of prompts, for calibration. [default: a built-in text]
-        calibration_tokens: maximum number of tokens of the text to use. [default: 8192; 4096 with more
-            than 2 billion weights]
+        calibration_tokens: maximum number of tokens of the text to use. [default: 4096
+            to round weights, else 8192]
 
     Raises:
         UsageError: a setting is out of range, has no effect, or contradicts another.

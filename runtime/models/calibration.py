@@ -18,8 +18,8 @@ from ..text.tokenizer import Tokenizer
 MOST_TEXT = 256 << 20  # bytes of a text to calibrate on or to predict
 
 Tokens = npt.NDArray[np.int64]
-WINDOW, MAX_TOKENS = 512, 8192
-_SHORT_WINDOW = 128  # where fewer tokens are wanted
+WINDOW, SHORT_WINDOW = 512, 128  # the short ones where fewer tokens are wanted than the text is read for
+READ_TOKENS, ROUNDING_TOKENS = 8192, 4096  # by default; rounding takes long
 _TEXT_KEYS = ("text", "prompt")
 
 
@@ -28,7 +28,7 @@ def calibration_windows(
     path: Path | None,
     *,
     context_length: int,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int = READ_TOKENS,
 ) -> list[Tokens]:
     """Return the tokens of a calibration text in windows [n], at most 512 tokens each.
 
@@ -49,8 +49,8 @@ def calibration_windows(
         UsageError: the file is empty or not text, or a line has another format.
     """
     source = path or CALIBRATION_TEXT
-    beginning, most = tokenizer.beginning, max(max_tokens, MAX_TOKENS)
-    length = WINDOW if max_tokens == most else _SHORT_WINDOW
+    beginning, most = tokenizer.beginning, max(max_tokens, READ_TOKENS)
+    length = WINDOW if max_tokens == most else SHORT_WINDOW
     window = max(1, min(length, context_length, max_tokens) - len(beginning))
     windows: list[Tokens] = []
     count = 0

@@ -27,7 +27,6 @@ from ...graph_opt.quantize.calibration.activations import Tokens
 from ...graph_opt.quantize.calibration.calibrators import CALIBRATORS, Histogram
 from ...graph_opt.quantize.formats.kv_cache import QuantizeKVPass, kv_scales
 from ...graph_opt.quantize.formats.weight_only import Promote, WeightFormats
-from ...graph_opt.quantize.left_float import float_matrices
 from ...graph_opt.quantize.search.budget import FormatPlan, choices, promote, spend_bits, spend_divergence
 from ...graph_opt.quantize.search.calibrated import CALIBRATED, QuantizedLayers, quantize_layers
 from ...graph_opt.quantize.search.half_range import largest_magnitudes, too_large
@@ -41,9 +40,8 @@ from ...records import dataclass
 from ...storage.cache import CachedParts
 from ...storage.remembered import Arrays, cached_arrays
 from ..text.tokenizer import TOKENIZER_FILE, Tokenizer
-from .calibration import MAX_TOKENS, calibration_windows
+from .calibration import READ_TOKENS, ROUNDING_TOKENS, calibration_windows
 
-_LARGE = 8e9  # bytes of weights, from which calibration takes long: it reads half as many tokens
 _PLAN_WINDOWS, _PLAN_WINDOW = 2, 192  # windows, and tokens of each, that measure the sensitivity of weights
 
 
@@ -171,12 +169,13 @@ class FloatModel:
     def layers(self, algorithm: str, forms: WeightFormats, promote: Promote | None = None) -> QuantizedLayers:
         if promote is not None:
             forms = forms.promoting(promote(self._model.graph))
-        facts = {"algorithm": algorithm, "forms": repr(forms), **self._facts("layers")}
+        windows = self._read(self._tokens or ROUNDING_TOKENS)
+        facts = {"algorithm": algorithm, "forms": repr(forms), **self._facts("layers", windows)}
         return quantize_layers(
             self._model,
             CALIBRATED[algorithm],
             forms,
-            self._windows,
+            windows,
             self._parts(facts),
             context_length=self._context_length,
             arithmetic=native_arithmetic(),
@@ -269,16 +268,16 @@ class FloatModel:
 
     def _cached(self, what: str, measure: Callable[[Progress], Arrays]) -> dict[str, Any]:
         """Return the result of ``measure`` for this model and text, from the cache if possible."""
-        facts = self._facts(what)
+        facts = self._facts(what, self._windows)
         return cached_arrays(facts, lambda: measure(phase(self._progress, "calibrate")))
 
-    def _facts(self, what: str) -> dict[str, Any]:
-        """Return what a result of this model and text depends on."""
+    def _facts(self, what: str, windows: Sequence[Tokens]) -> dict[str, Any]:
+        """Return what a result of this model and these windows of text depends on."""
         return {
             "what": what,
             "model": self._source.key(),
-            "text": hashlib.sha256(np.concatenate(self._windows).tobytes()).hexdigest(),
-            "windows": [len(window) for window in self._windows],
+            "text": hashlib.sha256(np.concatenate(windows).tobytes()).hexdigest(),
+            "windows": [len(window) for window in windows],
             "context_length": self._context_length,
         }
 
@@ -302,8 +301,7 @@ class FloatModel:
 
     @cached_property
     def _windows(self) -> list[Tokens]:
-        large = sum(float_matrices(self._model).values()) > _LARGE
-        return self._read(self._tokens or (MAX_TOKENS // 2 if large else MAX_TOKENS))
+        return self._read(self._tokens or READ_TOKENS)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
