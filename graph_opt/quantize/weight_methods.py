@@ -109,7 +109,7 @@ class WeightOnlyMethod(Method):
             quantizer=_quantizer(plain, measured),
             calibrated=calibrated,
             promote=promote,
-            kept=None if measured is None else measured.kept(plain, forms),
+            kept=lambda: None if measured is None else measured.kept(plain, forms),
         )
         return [*before, quantizer], record
 

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....contract import INPUT_IDS
-from ....errors import GraphError
+from ....errors import GraphError, UsageError
 from ....records import dataclass
 from ....storage.writing import save_tensors
 from ...graph.edit import add_initializer, insert, int_attribute, weight
@@ -86,7 +86,8 @@ class WeightOnlyQuantizationPass(GraphPass):
         quantizer: computes values, scales and zero points.
         calibrated: returns by weight name a function that reads its result, or None to use ``quantizer``.
         promote: the weights of a graph that get 8 bits, besides ``overrides``.
-        kept: holds what ``quantizer`` made of each large weight; None for results that are not kept.
+        kept: returns what holds the results of ``quantizer`` for large weights, or None to keep none; called
+            if there is such a weight.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class WeightOnlyQuantizationPass(GraphPass):
         quantizer: Quantizer = round_to_nearest,
         calibrated: Callable[[str], Callable[[], Quantized] | None] | None = None,
         promote: Promote | None = None,
-        kept: CachedParts | None = None,
+        kept: Callable[[], CachedParts | None] = lambda: None,
     ) -> None:
         super().__init__()
         self.forms = WeightFormats(form, embedding, dict(overrides or {}), float_embedding)
         self.quantizer = quantizer
         self.calibrated = calibrated
         self.promote = promote
-        self.kept = kept
+        self._kept = cache(kept)
         self._late: deque[ir.Value] = deque()
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -141,8 +142,9 @@ class WeightOnlyQuantizationPass(GraphPass):
         stored = self.calibrated(name) if self.calibrated is not None else None
         quantized = stored or partial(_rounded, source, axis, form, self.quantizer)
         compute = partial(_computed, quantized, axis, form, name)
-        if self.kept is not None and stored is None and math.prod(shape_of(source)) >= LEAST_KEPT:
-            compute = partial(_kept, self.kept, f"{name} {form}", compute)
+        large = stored is None and math.prod(shape_of(source)) >= LEAST_KEPT
+        if large and (kept := self._kept()) is not None:
+            compute = partial(_kept, kept, f"{name} {form}", compute)
         parts = _parts(source, axis, form, compute)
         operands = [add_initializer(graph, f"{name}.values", parts[0])]
         small = [_unregistered(f"{name}.{what}", part) for what, part in zip(_SMALL, parts[1:], strict=False)]
@@ -235,10 +237,9 @@ def _kept(kept: CachedParts, part: str, compute: Callable[[], Arrays]) -> Arrays
 
     try:
         folder = kept.folder(part, build)
-    except OSError as error:
-        if not new:
-            raise
+    except (OSError, UsageError) as error:  # the cache cannot be used, or is full
         _log.warning("%s is not kept for a second try: %s", part, error)
+        return new[0] if new else compute()
     if new:
         return new[0]
     from safetensors import safe_open
