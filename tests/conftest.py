@@ -22,7 +22,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option with which ``make test`` ends in minutes."""
+    """Add the option with which tests end in minutes."""
     parser.addoption(
         "--long-tests",
         type=int,
