@@ -28,13 +28,14 @@ from ...graph_opt.lower.paged_kv import TABLE, block_size
 from ...options import Checked, option
 from ...records import dataclass
 from ...reports import human_bytes
+from ...storage.cache import cache_key
+from ...storage.remembered import remembered
 from ..base import Runner, RunnerConfig
 from ..cuda.kernels import MOST_CANDIDATES, load_kernels, operators_library
 from ..cuda.nccl import load_nccl
 from ..cuda.paged_agreement import PagedAgreement
 from ..cuda.paged_self_test import paged_self_test
 from ..cuda.self_test import self_test
-from ..cuda.verdicts import stored_verdict
 from ..host import libraries, nvidia
 from ..host.nvidia_provider import NvidiaProvider
 from ..kv.block_pool import BlockTables
@@ -259,9 +260,9 @@ class CudaProvider(NvidiaProvider):
             facts = {"device": self.device_facts(index), "check": check.identity}
             failures: tuple[type[BaseException], ...] = (ProviderError, GraphError, *ort.runtime_errors())
             try:
-                self._paged_complaints[key] = stored_verdict(
-                    facts, lambda: check.complaint(opened, self.device(index))
-                )
+                self._paged_complaints[key] = remembered(
+                    cache_key(**facts), lambda: {"complaint": check.complaint(opened, self.device(index))}
+                )["complaint"]
             except failures as error:  # not stored
                 self._paged_complaints[key] = ort.one_line(error)
         return self._paged_complaints[key]
