@@ -49,7 +49,11 @@ class Inputs:
 
     @cached_property
     def factor(self) -> Factor:
-        """The factor of the damped moments H in this order."""
+        """The factor of the damped moments in this order.
+
+        That of the moments in reverse order, reversed again, is upper triangular. float32 suffices: the
+        damping is far above the rounding of the largest eigenvalue.
+        """
         reverse = self.order[::-1]
         lower = _factored(self.damped[np.ix_(reverse, reverse)])
         return Factor(np.ascontiguousarray(lower[::-1, ::-1]))

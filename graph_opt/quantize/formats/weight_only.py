@@ -107,7 +107,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         self.quantizer = quantizer
         self.calibrated = calibrated
         self.promote = promote
-        self._kept = cache(kept)
+        self._open_kept = cache(kept)
         self._late: deque[ir.Value] = deque()
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -143,7 +143,7 @@ class WeightOnlyQuantizationPass(GraphPass):
         quantized = stored or partial(_rounded, source, axis, form, self.quantizer)
         compute = partial(_computed, quantized, axis, form, name)
         large = stored is None and math.prod(shape_of(source)) >= LEAST_KEPT
-        if large and (kept := self._kept()) is not None:
+        if large and (kept := self._open_kept()) is not None:
             compute = partial(_kept, kept, f"{name} {form}", compute)
         parts = _parts(source, axis, form, compute)
         operands = [add_initializer(graph, f"{name}.values", parts[0])]
