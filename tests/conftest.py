@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -55,6 +56,20 @@ def seeds_of_sampling(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("secrets.randbits", Random(request.node.nodeid).getrandbits)
         yield
+
+
+@pytest.fixture(autouse=True)
+def generators_of_the_module(request: pytest.FixtureRequest) -> None:
+    """Draw the numbers of a test's module from the name of the test.
+
+    Most modules have one generator for all their tests: values would depend on the tests that ran before, and a
+    bound that holds in a run of all could fail in a run of some.
+    """
+    from numpy.random import Generator, default_rng
+
+    for value in vars(request.module).values():
+        if isinstance(value, Generator):
+            value.bit_generator.state = default_rng(crc32(request.node.nodeid.encode())).bit_generator.state
 
 
 @pytest.fixture
