@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# A worker runs files in their order, so that what a file prepares is not prepared in both.
-PYTEST_ARGS ?= -n 2 --dist worksteal
+# A worker runs files in their order, so that what a file prepares is not prepared in both. Of the long
+# tests each commit runs one in eight, others than the commit before; without the option all run.
+PYTEST_ARGS ?= -n 2 --dist worksteal --long-tests 8
 ANYWHERE_ARGS ?=
 KIT_ARGS ?=
 KERNELS := $(wildcard providers/native/sources/*)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from random import Random
 from zlib import crc32
@@ -17,6 +19,45 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Programs that tests start would compile carryall each time, for 0.9 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option with which ``make test`` ends in minutes."""
+    parser.addoption(
+        "--long-tests",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run one in N of the long tests, others with each commit (default: all)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long tests that are not this commit's."""
+    share, commit = config.getoption("--long-tests"), _commit()
+    kept, left_out = [], []
+    for item in items:
+        due = crc32(f"{commit} {item.nodeid}".encode()) % share == 0
+        (kept if due or item.get_closest_marker("long") is None else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which long tests run."""
+    share = config.getoption("--long-tests")
+    return f"long tests: one in {share}, by commit {_commit()}" if share > 1 else "long tests: all"
+
+
+@cache
+def _commit() -> str:
+    """Return the commit of the source, "unknown" outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def pytest_configure() -> None:
