@@ -64,9 +64,10 @@ def export_model(
     checkpoint = Checkpoint(source, tensors, stacks)
     model = model_from(raw, checkpoint)
     unused = checkpoint.unused()
-    if (bias := checkpoint.bias_left_out()) is not None:
+    if (left := checkpoint.part_left_out()) is not None:
+        kind = left.rpartition(".")[2]
         raise UnsupportedModelError(
-            f"{source} has the bias '{bias}', and model_type '{raw['model_type']}' has none there"
+            f"{source} has the {kind} '{left}', and model_type '{raw['model_type']}' has none there"
         )
     if unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")

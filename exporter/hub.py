@@ -23,8 +23,10 @@ _PARTIAL = 206  # the status of an answer to a request for a range
 _SIDE = ("*.json", "*.jinja")
 # The types of GGUF files, the best compromise of size and quality first: a machine takes the first that fits.
 _BEST = (
-    *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S"),
+    *("IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K"),
     *("Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "BF16", "F16", "F32"),
+    *("IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
 )
 _GGUF_TYPE = re.compile(r"(?P<stem>.+)[.-](?P<type>I?Q\d\w*|MXFP4|BF16|F16|F32)", re.IGNORECASE)
 _ROOM = 1.25  # memory that a model takes, in bytes of its file: weights, KV and activations

@@ -162,13 +162,13 @@ class Checkpoint:
         """Return the sorted names of tensors that were not requested."""
         return sorted(self._unused)
 
-    def bias_left_out(self) -> str | None:
-        """Return the name of a bias that was not requested, though the weight beside it was or is tied.
+    def part_left_out(self) -> str | None:
+        """Return the name of a bias or scale that was not requested, though the weight beside it was or is tied.
 
-        A tied weight is stored under another name. None if there is no such bias.
+        A tied weight is stored under another name. None if there is no such bias or scale.
         """
-        left = [name for name in self.unused() if name.endswith(".bias")]
-        weights = {name: f"{name.removesuffix('bias')}weight" for name in left}
+        left = [name for name in self.unused() if name.endswith((".bias", ".scale"))]
+        weights = {name: f"{name.rpartition('.')[0]}.weight" for name in left}
         return next((name for name in left if weights[name] not in self._unused), None)
 
     def layer_counts(self) -> dict[str, int]:

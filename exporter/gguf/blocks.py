@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float32]
 Levels = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
 
 _PIECE = 1 << 22  # weights decoded to floats at a time
-_ONE, _FOUR, _ZERO = b"\x00\x3c", b"\x00\x44", b"\x00\x00"  # 1, 4 and 0 as little-endian float16
+_ZERO, _ONE, _FOUR, _EIGHT = b"\x00\x00", b"\x00\x3c", b"\x00\x44", b"\x00\x48"  # little-endian float16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,8 @@ class BlockLayout:
 
 _F16 = np.float16
 _SCALES_4K = b"\x01" * 4 + b"\x00" * 4 + b"\x01" * 4  # eight 6-bit scales of 1, eight minima of 0
-_SIGNS = b"\xff\xff\xff\x0f" * 8  # the upper 4 of 32 bits are a scale
+_SIGNS = b"\xff\xff\xff\x0f"  # the upper 4 of 32 bits are a scale
+_SHIFTS = b"\xff\x8f" * 8  # bits 12 to 14 of 16 are a scale; the others, parts of grid numbers and of a shift
 
 LAYOUTS: dict[str, BlockLayout] = {
     "Q4_0": BlockLayout(bits=4, scale_dtype=_F16, unit_scales={0: _ONE}, unit_levels={2: b"\x99" * 16}),
@@ -120,10 +121,52 @@ LAYOUTS: dict[str, BlockLayout] = {
         unit_scales={0: _FOUR},
         unit_levels={2: b"\x00" * 64},
         unit=4,
-        kept_bits={66: _SIGNS},
+        kept_bits={66: _SIGNS * 8},
+    ),
+    "IQ3_S": BlockLayout(
+        bits=8, unit_scales={0: _ONE, 106: b"\x00" * 4}, unit_levels={2: b"\x00" * 104}
+    ),
+    "IQ2_XXS": BlockLayout(
+        bits=8,
+        unit_scales={0: _EIGHT},
+        unit_levels={2 + 8 * block: b"\x00" * 4 for block in range(8)},
+        unit=8,
+        kept_bits={6 + 8 * block: _SIGNS for block in range(8)},
+    ),
+    "IQ2_XS": BlockLayout(
+        bits=8,
+        block_size=16,
+        unit_scales={0: _EIGHT, 66: b"\x00" * 8},
+        unit_levels={2: b"\x00" * 64},
+        unit=8,
+    ),
+    "IQ2_S": BlockLayout(
+        bits=8,
+        block_size=16,
+        unit_scales={0: _EIGHT, 74: b"\x00" * 8},
+        unit_levels={2: b"\x00" * 72},
+        unit=8,
+    ),
+    # -1, 0 or 1, shifted by an eighth. Levels are eighths: number 2 of the grid begins with 0, so its first is the shift.
+    "IQ1_S": BlockLayout(
+        bits=8, unit_scales={0: _EIGHT}, unit_levels={2: b"\x02" * 32}, kept_bits={34: _SHIFTS}
+    ),
+    # The upper 4 of each 16 bits of the scales are a float16.
+    "IQ1_M": BlockLayout(
+        bits=8,
+        block_size=16,
+        unit_scales={48: b"\x00\x00\x00\x00\x00\x80\x00\x40"},
+        unit_levels={0: b"\x02" * 32 + b"\x00" * 16},
     ),
     "MXFP4": BlockLayout(
         bits=8, scale_dtype=ml_dtypes.bfloat16, unit_scales={0: b"\x80"}, unit_levels={1: b"\x11" * 16}
+    ),
+    "NVFP4": BlockLayout(
+        bits=8,
+        block_size=16,
+        scale_dtype=_F16,
+        unit_scales={0: b"\x40" * 4},
+        unit_levels={4: b"\x11" * 32},
     ),
     # Ternary: a level of 1 is the digit 2, four to a byte, or five in base 3.
     "TQ1_0": BlockLayout(

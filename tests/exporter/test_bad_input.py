@@ -191,6 +191,13 @@ def test_unused_tensors_are_named(checkpoint: Path) -> None:
         export_model(checkpoint)
 
 
+def test_a_scale_of_a_weight_that_is_not_read_is_refused(checkpoint: Path) -> None:
+    """Files of NVFP4 may hold one beside each weight."""
+    name = "model.layers.0.self_attn.q_proj.scale"
+    edit_weights(checkpoint, lambda tensors: tensors.update({name: np.ones(1, np.float32)}))
+    assert_refused(checkpoint, UnsupportedModelError, f"has the scale '{name}', and model_type")
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_bias_that_the_family_has_not_is_refused_also_beside_a_tied_weight(
     checkpoint: Path, tied: bool

@@ -32,7 +32,7 @@ ONE = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
-    "IQ3_XXS": (0,),
+    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0,)),
 }
 HYBRID = ("lfm2", "qwen3_5_text")
 ROTATES_PAIRS = ("llama", "smollm3")

@@ -19,9 +19,14 @@ from .tiles import COLUMNS
 Bytes = npt.NDArray[np.uint8]
 HALF_MIDDLE, HALF_MINIMA = 3, 4  # values of the attribute `offsets`: scales are float16, as in the file
 HALF_CODES, EXPONENT_CODES = 7, 8  # values are numbers in a table; scales of the latter are powers of two
+SHORT_GRID, LONG_GRID = 11, 12  # four magnitudes are a number in a table of 256 or 512, and signs
 # Read and packed at a time. Larger slabs leave the caches and are new pages each time: 16 MB take twice.
 _SLAB_BYTES = 2 << 20
-_SCALE_BYTES = {HALF_MIDDLE: 2, HALF_MINIMA: 4, HALF_CODES: 2, EXPONENT_CODES: 1}  # and minima, of an output
+# Scales and minima of an output; ninth bits and scales of 256 inputs are 12 bytes more with the long grid.
+_SCALE_BYTES = {
+    **{HALF_MIDDLE: 2, HALF_MINIMA: 4, HALF_CODES: 2, EXPONENT_CODES: 1},
+    **{SHORT_GRID: 2, LONG_GRID: 14},
+}
 
 FORMS = {
     "Q4_0": StoredForm(4, 32, 0, HALF_MIDDLE),
@@ -36,6 +41,8 @@ FORMS = {
     "Q6_K": StoredForm(6, 16, 256, HALF_MIDDLE),
     "IQ4_NL": StoredForm(4, 32, 0, HALF_CODES),
     "IQ4_XS": StoredForm(4, 32, 256, HALF_CODES),
+    "IQ3_XXS": StoredForm(3, 32, 256, SHORT_GRID),
+    "IQ3_S": StoredForm(3, 32, 256, LONG_GRID),
     "MXFP4": StoredForm(4, 32, 0, EXPONENT_CODES),
 }
 
@@ -44,7 +51,7 @@ def stored_tile_bytes(form: StoredForm, inputs: int) -> int:
     """Return the bytes of one tile."""
     stretch = form.group or form.block
     size = COLUMNS * (stretch * form.bits // 8 + _SCALE_BYTES[form.offsets])
-    if form.group:
+    if form.group and form.offsets not in (SHORT_GRID, LONG_GRID):
         # Of 16 integers of 6 bits, or an integer of 8 for each block.
         sixes = form.bits == 3 or (form.offsets == HALF_MINIMA and form.block == 32)
         size += COLUMNS * (12 if sixes else form.group // form.block)

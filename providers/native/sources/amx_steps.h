@@ -266,7 +266,7 @@ class BlockSums {
   alignas(kLine) float results_[kGroup * kColumns];
 };
 
-// Sums over groups of 64 inputs whose blocks have integers as factors: K-quants and IQ4_XS. The factors of a step are those that
+// Sums over groups of 64 inputs whose blocks have integers as factors: K-quants, IQ4_XS, IQ3_XXS and IQ3_S. The factors of a step are those that
 // amx_stored.h writes.
 template <class Step, int kMinima>  // of a group
 class GroupSums {
@@ -389,10 +389,10 @@ void multiply_early(const Panel& panel) {
   const Weights& w = *panel.weights;
   const bool one = panel.step <= kLine, inexact = w.bits == 8 && w.offsets != Offsets::middle && !w.halves();
   if (w.halves() && w.group > 0) {
-    if (w.bits == 2) add_panel<kEarly, OneLine, GroupSums<OneLine, 4>>(panel);
+    if (w.coded()) add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, 0>>(panel);
+    else if (w.bits == 2) add_panel<kEarly, OneLine, GroupSums<OneLine, 4>>(panel);
     else if (w.bits == 3) add_panel<kEarly, TwoDigits, GroupSums<TwoDigits, 0>>(panel);
     else if (w.bits == 6) add_panel<kEarly, ThreeDigits, GroupSums<ThreeDigits, 0>>(panel);
-    else if (w.coded()) add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, 0>>(panel);
     else add_panel<kEarly, TwoBlocks, GroupSums<TwoBlocks, 2>>(panel);
   } else if (inexact) {
     one ? add_blocks<kEarly, OneLine, true>(panel) : add_blocks<kEarly, Lines, true>(panel);

@@ -18,7 +18,7 @@ struct StoredForm {
   CARRYALL_INLINE explicit StoredForm(const Weights& w) {
     const bool minima = w.offsets == Offsets::half_minima;
     step = w.group > 0 ? kSharedScale : w.block;
-    step_bytes = step * kColumns * (w.bits == 6 ? 3 : w.bits == 3 ? 2 : 1);
+    step_bytes = step * kColumns * (w.coded() ? 1 : w.bits == 6 ? 3 : w.bits == 3 ? 2 : 1);
     factor_bytes = kLine * (w.group == 0 ? minima ? 2 : 1 : minima ? 6 : w.coded() ? 3 : 1);
   }
 };
@@ -86,7 +86,9 @@ void unpack_digits(const Weights& w, const uint8_t* tile, int64_t first, int64_t
 
 inline void unpack_stored(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, int8_t* bytes, uint8_t* factors) {
   const bool groups = w.group > 0;
-  const auto unpack = w.bits == 2 ? unpack_digits<2>
+  const auto unpack = w.offsets == Offsets::short_grid ? stored::unpack_grids<false, false>
+                      : w.offsets == Offsets::long_grid ? stored::unpack_grids<true, false>
+                      : w.bits == 2 ? unpack_digits<2>
                       : w.bits == 3 ? unpack_digits<3>
                       : w.bits == 4 ? (groups ? stored::unpack_groups<4, false> : stored::unpack_single<4, false>)
                       : w.bits == 5 ? (groups ? stored::unpack_groups<5, false> : stored::unpack_single<5, false>)

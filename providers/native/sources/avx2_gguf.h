@@ -226,6 +226,7 @@ void multiply_bytes(const Part& part) {
 
 // The scales of a stretch, for the columns of half `h`.
 CARRYALL_INLINE Float scales_of(const Weights& w, const uint8_t* factors, int h) {
+  if (w.offsets == Offsets::short_grid) return _mm256_mul_ps(floats_of(factors, h), _mm256_set1_ps(0.25f));
   if (w.offsets != Offsets::exponent_codes) return floats_of(factors, h);
   // As float_of_exponent.
   const Int exponents = widened(factors + kLanes * h), one = _mm256_set1_epi32(1);
@@ -234,14 +235,75 @@ CARRYALL_INLINE Float scales_of(const Weights& w, const uint8_t* factors, int h)
   return _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(exponents, one)));
 }
 
-// Blocks of 32 with codes of 4 bits, each with a scale, or with integer scales: IQ4_NL, MXFP4, IQ4_XS. Products as of Q8_0.
-template <int kCount>
+// Codes of 4 bits: IQ4_NL, MXFP4, IQ4_XS.
+class Codes {
+ public:
+  CARRYALL_INLINE explicit Codes(const Weights& w)
+      : codes_(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(codes_of(w))))) {}
+
+  // Inputs k to k + 3 of a unit for the columns of half `h`.
+  CARRYALL_INLINE Int four(const uint8_t* unit, int k, int h) const {
+    const Int line = bytes(unit + k / 8 * kLine + h * kHalf);
+    return _mm256_shuffle_epi8(codes_, _mm256_and_si256(k % 8 == 0 ? line : _mm256_srli_epi16(line, 4), _mm256_set1_epi8(15)));
+  }
+
+  // The integers of a block of a stretch, whose unit is given too.
+  CARRYALL_INLINE Int integers(const uint8_t*, const uint8_t* factors, int64_t block, int h) const {
+    const uint8_t* of_block = factors + (2 + block) * kColumns + kLanes * h;
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(of_block)));
+  }
+
+ private:
+  Int codes_;
+};
+
+// Numbers of four magnitudes, and signs: IQ3_XXS and, `kLong`, IQ3_S. As Codes. Eight loads take less time than a gather.
+template <bool kLong>
+class Grid {
+ public:
+  CARRYALL_INLINE explicit Grid(const Weights&) {}
+
+  CARRYALL_INLINE Int four(const uint8_t* unit, int k, int h) const {
+    const int j = k / 4, eighth = k / 8;
+    alignas(32) uint32_t magnitudes[kLanes];
+    for (int64_t c = 0; c < kLanes; c++) {
+      const int64_t column = kLanes * h + c;
+      const int number = unit[j * kColumns + column] | (kLong ? (unit[kGridHigh + column] >> j & 1) << 8 : 0);
+      magnitudes[c] = kLong ? kLongGridBytes[number] : kShortGridBytes[number];
+    }
+    const Int words = bytes(unit + kGridSigns + h * kHalf);
+    Int signs = kLong ? _mm256_srli_epi32(words, 8 * eighth) : _mm256_and_si256(_mm256_srli_epi32(words, 7 * eighth), _mm256_set1_epi32(127));
+    if (!kLong && j % 2 == 1) {  // the eighth sign
+      const Int folded = _mm256_xor_si256(signs, _mm256_srli_epi32(signs, 4)), twice = _mm256_xor_si256(folded, _mm256_srli_epi32(folded, 2));
+      const Int parity = _mm256_and_si256(_mm256_xor_si256(twice, _mm256_srli_epi32(twice, 1)), _mm256_set1_epi32(1));
+      signs = _mm256_or_si256(signs, _mm256_slli_epi32(parity, 7));
+    }
+    const Int bits = _mm256_set1_epi32(j % 2 == 0 ? 0x08040201 : static_cast<int>(0x80402010));
+    const Int spread = _mm256_shuffle_epi8(signs, _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+    const Int minus = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bits), bits);
+    const Int values = _mm256_load_si256(reinterpret_cast<const Int*>(magnitudes));
+    return _mm256_sub_epi8(_mm256_xor_si256(values, minus), minus);
+  }
+
+  CARRYALL_INLINE Int integers(const uint8_t* unit, const uint8_t* factors, int64_t block, int h) const {
+    Int scales;
+    if (kLong) {
+      const Int both = widened(factors + (2 + block / 2) * kColumns + kLanes * h);
+      scales = _mm256_and_si256(_mm256_srl_epi32(both, _mm_cvtsi32_si128(static_cast<int>(block % 2 * 4))), _mm256_set1_epi32(15));
+    } else {
+      scales = _mm256_srli_epi32(bytes(unit + kGridSigns + h * kHalf), 28);
+    }
+    return _mm256_or_si256(_mm256_slli_epi32(scales, 1), _mm256_set1_epi32(1));
+  }
+};
+
+// Blocks of 32 of values from a table, each with a scale, or with integer scales. Products as of Q8_0.
+template <class Values, int kCount>
 void multiply_codes(const Part& part) {
   const Weights& w = *part.weights;
   const int64_t unit = w.unit_bytes(), blocks = w.stretch() / w.block, factors_at = w.factors();
   const uint8_t* tile = part.tile;
-  const Int codes = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(codes_of(w))));
-  const Int mask = _mm256_set1_epi8(15);
+  const Values values(w);
   Results<kCount> results;
   begin<kCount>(results, part);
   for (int64_t s = 0, b = 0; s < part.shares; s++) {
@@ -260,8 +322,7 @@ void multiply_codes(const Part& part) {
       for (int k = 0; k < 32; k += 4) {
         Int value[kHalves], magnitude[kHalves];
         for (int h = 0; h < kHalves; h++) {
-          const Int line = bytes(lines + k / 8 * kLine + h * kHalf);
-          value[h] = _mm256_shuffle_epi8(codes, _mm256_and_si256(k % 8 == 0 ? line : _mm256_srli_epi16(line, 4), mask));
+          value[h] = values.four(lines, k, h);
           magnitude[h] = _mm256_abs_epi8(value[h]);
         }
 #pragma GCC unroll 8
@@ -278,8 +339,7 @@ void multiply_codes(const Part& part) {
           const Float scale = scales_of(w, factors, h);
           for (int m = 0; m < kCount; m++) scaled[m][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][h]), scale, scaled[m][h]);
         } else {
-          const uint8_t* integers = factors + (2 + b % blocks) * kColumns + kLanes * h;
-          const Int scale = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(integers)));
+          const Int scale = values.integers(lines, factors, b % blocks, h);
           for (int m = 0; m < kCount; m++) add(totals[m][h], _mm256_mullo_epi32(sums[m][h], scale));
         }
       }
@@ -302,9 +362,11 @@ struct StoredAvx2 {
   static void run(const Part& part) {
     const Weights& w = *part.weights;
     if constexpr (kBits == 4) {
-      if (w.coded()) multiply_codes<kCount>(part);
+      if (w.coded()) multiply_codes<Codes, kCount>(part);
       else if (w.group > 0) multiply_k_minima<4, kCount>(part);
       else multiply_single<4, kCount>(part);
+    } else if (w.grids()) {
+      (w.offsets == Offsets::long_grid ? multiply_codes<Grid<true>, kCount> : multiply_codes<Grid<false>, kCount>)(part);
     } else if (w.bits == 8) {
       multiply_bytes<kCount>(part);
     } else if (w.bits == 6) {

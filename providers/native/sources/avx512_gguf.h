@@ -225,6 +225,7 @@ void multiply_single(const Part& part) {
 
 // The scales of a stretch.
 CARRYALL_INLINE Float scales_of(const Weights& w, const uint8_t* factors) {
+  if (w.offsets == Offsets::short_grid) return _mm512_mul_ps(floats_of(factors), _mm512_set1_ps(0.25f));
   if (w.offsets != Offsets::exponent_codes) return floats_of(factors);
   // As float_of_exponent.
   const Int exponents = _mm512_cvtepu8_epi32(columns(factors)), one = _mm512_set1_epi32(1);
@@ -233,13 +234,71 @@ CARRYALL_INLINE Float scales_of(const Weights& w, const uint8_t* factors) {
   return _mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmple_epu32_mask(exponents, one), normal, small));
 }
 
-// Blocks of 32 with codes of 4 bits, each with a scale, or with integer scales: IQ4_NL, MXFP4, IQ4_XS.
-template <int kCount>
+// Codes of 4 bits: IQ4_NL, MXFP4, IQ4_XS.
+class Codes {
+ public:
+  CARRYALL_INLINE explicit Codes(const Weights& w)
+      : raised_(_mm512_xor_si512(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(codes_of(w)))), _mm512_set1_epi8(-kSigned))) {}
+
+  // Inputs k to k + 3 of a unit, raised.
+  template <int k>
+  CARRYALL_INLINE Int four(const uint8_t* unit) const { return _mm512_shuffle_epi8(raised_, four_inputs<4, k>(unit)); }
+
+  // The integers of a block of a stretch, whose unit is given too.
+  CARRYALL_INLINE Int integers(const uint8_t*, const uint8_t* factors, int64_t block) const {
+    return _mm512_cvtepi8_epi32(columns(factors + (2 + block) * kColumns));
+  }
+
+ private:
+  Int raised_;
+};
+
+// Numbers of four magnitudes, and signs: IQ3_XXS and, `kLong`, IQ3_S. As Codes.
+template <bool kLong>
+class Grid {
+ public:
+  CARRYALL_INLINE explicit Grid(const Weights&) {}
+
+  template <int k>
+  CARRYALL_INLINE Int four(const uint8_t* unit) const {
+    constexpr int j = k / 4, eighth = k / 8;
+    Int numbers = _mm512_cvtepu8_epi32(columns(unit + j * kColumns));
+    if (kLong) {
+      const Int high = _mm512_srli_epi32(_mm512_cvtepu8_epi32(columns(unit + kGridHigh)), j);
+      numbers = _mm512_or_si512(numbers, _mm512_slli_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), 8));
+    }
+    const Int magnitudes = _mm512_i32gather_epi32(numbers, kLong ? kLongGridBytes.data() : kShortGridBytes.data(), 4);
+    const Int words = _mm512_loadu_si512(unit + kGridSigns);
+    Int signs = kLong ? _mm512_srli_epi32(words, 8 * eighth) : _mm512_and_si512(_mm512_srli_epi32(words, 7 * eighth), _mm512_set1_epi32(127));
+    if (!kLong && j % 2 == 1) {  // the eighth sign
+      const Int folded = _mm512_xor_si512(signs, _mm512_srli_epi32(signs, 4)), twice = _mm512_xor_si512(folded, _mm512_srli_epi32(folded, 2));
+      const Int parity = _mm512_and_si512(_mm512_xor_si512(twice, _mm512_srli_epi32(twice, 1)), _mm512_set1_epi32(1));
+      signs = _mm512_or_si512(signs, _mm512_slli_epi32(parity, 7));
+    }
+    const Int spread = _mm512_shuffle_epi8(signs, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+    const __mmask64 minus = _mm512_test_epi8_mask(spread, _mm512_set1_epi32(j % 2 == 0 ? 0x08040201 : static_cast<int>(0x80402010)));
+    const Int zero = _mm512_set1_epi8(-kSigned);
+    return _mm512_mask_sub_epi8(_mm512_add_epi8(zero, magnitudes), minus, zero, magnitudes);
+  }
+
+  CARRYALL_INLINE Int integers(const uint8_t* unit, const uint8_t* factors, int64_t block) const {
+    Int scales;
+    if (kLong) {
+      const Int both = _mm512_cvtepu8_epi32(columns(factors + (2 + block / 2) * kColumns));
+      scales = _mm512_and_si512(_mm512_srl_epi32(both, _mm_cvtsi32_si128(static_cast<int>(block % 2 * 4))), _mm512_set1_epi32(15));
+    } else {
+      scales = _mm512_srli_epi32(_mm512_loadu_si512(unit + kGridSigns), 28);
+    }
+    return _mm512_or_si512(_mm512_slli_epi32(scales, 1), _mm512_set1_epi32(1));
+  }
+};
+
+// Blocks of 32 of values from a table, each with a scale, or with integer scales.
+template <class Values, int kCount>
 void multiply_codes(const Part& part) {
   const Weights& w = *part.weights;
   const int64_t unit = w.unit_bytes(), blocks = w.stretch() / w.block, factors_at = w.factors();
-  const __m128i codes = _mm_load_si128(reinterpret_cast<const __m128i*>(codes_of(w)));
-  const Int raised = _mm512_broadcast_i32x4(_mm_xor_si128(codes, _mm_set1_epi8(-kSigned)));
+  const Values values(w);
   Float results[kCount];
   begin(results, part);
   for (int64_t s = 0, b = 0; s < part.shares; s++) {
@@ -260,13 +319,13 @@ void multiply_codes(const Part& part) {
       dots<32>(sums, Starts<kCount>(part.values + b * 32, part.width),
                [&](int m) { return _mm512_set1_epi32(-kSigned * part.sums[m * part.blocks + b]); },
                [&](auto k) __attribute__((always_inline)) {
-                 return _mm512_shuffle_epi8(raised, four_inputs<4, decltype(k)::value>(lines));
+                 return values.template four<decltype(k)::value>(lines);
                });
       if (w.group == 0) {
         const Float scale = scales_of(w, factors);
         for (int m = 0; m < kCount; m++) scaled[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), scale, scaled[m]);
       } else {
-        const Int scale = _mm512_cvtepi8_epi32(columns(factors + (2 + b % blocks) * kColumns));
+        const Int scale = values.integers(lines, factors, b % blocks);
         for (int m = 0; m < kCount; m++) totals[m] = _mm512_add_epi32(totals[m], _mm512_mullo_epi32(sums[m], scale));
       }
     }
@@ -287,9 +346,11 @@ struct StoredAvx512 {
   static void run(const Part& part) {
     const Weights& w = *part.weights;
     if constexpr (kBits == 4) {
-      if (w.coded()) stored::multiply_codes<kCount>(part);
+      if (w.coded()) stored::multiply_codes<stored::Codes, kCount>(part);
       else if (w.group > 0) stored::multiply_k_minima<4, kCount>(part);
       else stored::multiply_single<4, kCount>(part);
+    } else if (w.grids()) {
+      (w.offsets == Offsets::long_grid ? stored::multiply_codes<stored::Grid<true>, kCount> : stored::multiply_codes<stored::Grid<false>, kCount>)(part);
     } else if (w.bits == 8) {
       stored::multiply_single<8, kCount>(part);
     } else if (w.bits == 6) {

@@ -95,6 +95,24 @@ void unpack_groups(const Weights& w, const uint8_t* tile, int64_t first, int64_t
   }
 }
 
+// Shares [first, last) of a tile of IQ3_XXS or IQ3_S.
+template <bool kLong, bool kRaised>
+void unpack_grids(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, uint8_t* bytes, uint8_t* factors) {
+  const Grid<kLong> grid(w);
+  const int64_t unit = w.unit_bytes();
+  for (int64_t b = 2 * first; b < 2 * last; b++, bytes += kUnit * kColumns) {
+    const uint8_t *stretch = tile + b / 8 * w.stretch_bytes(), *from = stretch + b % 8 * unit, *halves = stretch + w.factors();
+    if (b % 2 == 0) _mm512_store_ps(factors, scales_of(w, halves));
+    store_integers(factors + (1 + b % 2) * kLine, grid.integers(from, halves, b % 8));
+    if (b % 2 == 1) factors += 3 * kLine;
+    each<kUnit / 4>([&](auto line) __attribute__((always_inline)) {
+      constexpr int k = 4 * decltype(line)::value;
+      const Int raised = grid.template four<k>(from);
+      _mm512_storeu_si512(bytes + k * kColumns, kRaised ? raised : _mm512_xor_si512(raised, _mm512_set1_epi8(-kSigned)));
+    });
+  }
+}
+
 // Blocks [first, last) of 32 inputs of a tile without groups.
 template <int kBits, bool kRaised>
 void unpack_single(const Weights& w, const uint8_t* tile, int64_t first, int64_t last, uint8_t* bytes, uint8_t* factors) {

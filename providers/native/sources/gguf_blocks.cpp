@@ -22,6 +22,7 @@ struct Block {
 };
 
 int64_t block_bytes(const Weights& w) {
+  if (w.grids()) return w.offsets == Offsets::short_grid ? 98 : 110;
   const int64_t scales = w.offsets == Offsets::half_minima ? 4 : w.offsets == Offsets::exponent_codes ? 1 : 2;
   const int64_t integers = w.group == 0 ? 0 : w.sixes() ? 12 : w.offsets == Offsets::half_codes ? 6 : 16;
   return w.stretch() * w.bits / 8 + scales + integers;
@@ -213,6 +214,22 @@ void write_factors(const Block& block, const Weights& w, int64_t c, uint8_t* fac
     to[(8 + i / 4) * kColumns] = static_cast<uint8_t>(all[i] >> 4 | all[i + 1] >> 4 << 2 | all[i + 2] >> 4 << 4 | all[i + 3] >> 4 << 6);
 }
 
+// Writes a block of IQ3_XXS or IQ3_S into column `c` of a stretch: the numbers of the grid in 64 bytes; with the long one their ninth
+// bits in 8; the signs in 32; with the long grid the scales in 4.
+void write_grid(const uint8_t* from, const Weights& w, int64_t c, uint8_t* stretch) {
+  const bool is_long = w.offsets == Offsets::long_grid;
+  const uint8_t *numbers = from + 2, *high = from + 66, *signs = from + (is_long ? 74 : 66);
+  for (int u = 0; u < 8; u++) {
+    uint8_t* unit = stretch + u * w.unit_bytes();
+    for (int k = 0; k < 8; k++) unit[k * kColumns + c] = numbers[8 * u + k];
+    memcpy(unit + kGridSigns + 4 * c, signs + 4 * u, 4);
+    if (is_long) unit[kGridHigh + c] = high[u];
+  }
+  uint8_t* factors = stretch + w.factors();
+  memcpy(factors + 2 * c, from, 2);
+  for (int j = 0; is_long && j < 4; j++) factors[(2 + j) * kColumns + c] = from[106 + j];
+}
+
 }  // namespace
 
 int64_t stored_row_bytes(const Weights& w) { return w.inputs / w.stretch() * block_bytes(w); }
@@ -228,6 +245,11 @@ int64_t pack_stored(const Weights& w, const uint8_t* const* rows, int64_t first,
       for (int64_t c = 0; c < kColumns && tile * kColumns + c < w.outputs; c++) {
         Block block;
         const uint8_t* from = rows[tile * kColumns + c] + s * size;
+        if (w.grids()) {
+          if (!finite(from)) return tile * kColumns + c;
+          write_grid(from, w, c, to);
+          continue;
+        }
         if (!nibbles) {
           read_block(from, w, &block);
         } else {
@@ -251,7 +273,7 @@ void read_stored_row(const Weights& w, int64_t index, float* y) {
   const uint8_t* stretch = w.data + index / kColumns * w.tile_bytes();
   for (int64_t s = 0; s < stretches; s++, stretch += w.stretch_bytes()) {
     const uint8_t* factors = stretch + w.factors();
-    const float scale = w.offsets == Offsets::exponent_codes ? float_of_exponent(factors[c]) : float_of_half(factors + 2 * c);
+    const float scale = stretch_scale(w, factors, c);
     const float minimum = w.offsets == Offsets::half_minima ? float_of_half(factors + 2 * kColumns + 2 * c) : 0;
     uint8_t bytes[kUnit * kColumns];
     for (int64_t k = 0; k < w.stretch(); k++, y++) {

@@ -1,9 +1,10 @@
 // Weights as GGUF files hold them: packing a file's blocks into tiles of the same number of bytes, and reading them.
-// Types of blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4 (32 weights with a scale), Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS (256
-// weights, whose scale and minimum blocks of 32 or 16 multiply by integers). Their bytes: ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp.
+// Types of blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4 (32 weights with a scale), Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS,
+// IQ3_XXS, IQ3_S (256 weights, whose scale and minimum blocks of 32 or 16 multiply by integers). Their bytes: ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp.
 #pragma once
 #include <cstring>
 
+#include "gguf_grids.h"
 #include "layout.h"
 
 namespace carryall {
@@ -60,10 +61,37 @@ CARRYALL_INLINE const int8_t* codes_of(const Weights& w) {
   return w.offsets == Offsets::half_codes ? kCodes : kFloatCodes;
 }
 
+constexpr int64_t kGridSigns = 8 * kColumns, kGridHigh = kGridSigns + kLine;  // their places in a unit
+
+// The signs of 8 inputs from 8 `eighth` on of column `c`, a bit each, 1 for minus.
+CARRYALL_INLINE int grid_signs(const uint8_t* unit, const Weights& w, int eighth, int64_t c) {
+  uint32_t signs;
+  memcpy(&signs, unit + kGridSigns + 4 * c, sizeof signs);
+  if (w.offsets == Offsets::long_grid) return static_cast<int>(signs >> 8 * eighth & 255);
+  const uint32_t seven = signs >> 7 * eighth & 127, four = seven ^ seven >> 4, two = four ^ four >> 2;
+  return static_cast<int>(seven | ((two ^ two >> 1) & 1) << 7);
+}
+
+// As `unpack_unit`.
+CARRYALL_INLINE void unpack_grid(const uint8_t* unit, const Weights& w, uint8_t* bytes) {
+  const bool is_long = w.offsets == Offsets::long_grid;
+  for (int k = 0; k < 8; k++)
+    for (int64_t c = 0; c < kColumns; c++) {
+      const int number = unit[k * kColumns + c] | (is_long ? (unit[kGridHigh + c] >> k & 1) << 8 : 0);
+      const uint32_t four = is_long ? kLongGridBytes[number] : kShortGridBytes[number];
+      const int signs = grid_signs(unit, w, k / 2, c) >> k % 2 * 4;
+      for (int i = 0; i < 4; i++) {
+        const int magnitude = static_cast<int>(four >> 8 * i & 255);
+        bytes[k * kLine + 4 * c + i] = static_cast<uint8_t>(128 + ((signs >> i & 1) != 0 ? -magnitude : magnitude));
+      }
+    }
+}
+
 // Unsigned weights of 32 inputs of a tile: byte 64 (k / 4) + 4 c + k % 4 is input k of output c. Those of 8 bits, and the values of
 // codes, are raised by 128.
 CARRYALL_INLINE void unpack_unit(const uint8_t* unit, const Weights& w, uint8_t* bytes) {
   const int64_t bits = w.bits;
+  if (w.grids()) return unpack_grid(unit, w, bytes);
   if (bits == 8) {
     for (int i = 0; i < 8 * kLine; i++) bytes[i] = unit[i] ^ 128;
     return;
@@ -101,6 +129,11 @@ CARRYALL_INLINE int six_of(const uint8_t* factors, int64_t index, int64_t c) {
 }
 
 CARRYALL_INLINE int scale_of(const Weights& w, const uint8_t* factors, int64_t block, int64_t c) {
+  if (w.offsets == Offsets::long_grid) return 2 * (factors[(2 + block / 2) * kColumns + c] >> block % 2 * 4 & 15) + 1;
+  if (w.offsets == Offsets::short_grid) {
+    const uint8_t* unit = factors - (w.group / w.block - block) * w.unit_bytes();  // factors follow the units
+    return 2 * (unit[kGridSigns + 4 * c + 3] >> 4) + 1;
+  }
   if (w.bits == 3) return six_of(factors + 2 * kColumns, block, c) - 32;
   if (w.offsets != Offsets::half_minima) return static_cast<int8_t>(factors[2 * kColumns + block * kColumns + c]);
   return w.block == 16 ? factors[(4 + block) * kColumns + c] & 15 : six_of(factors + 4 * kColumns, 2 * block, c);
@@ -108,6 +141,12 @@ CARRYALL_INLINE int scale_of(const Weights& w, const uint8_t* factors, int64_t b
 
 CARRYALL_INLINE int minimum_of(const Weights& w, const uint8_t* factors, int64_t block, int64_t c) {
   return w.block == 16 ? factors[(4 + block) * kColumns + c] >> 4 : six_of(factors + 4 * kColumns, 2 * block + 1, c);
+}
+
+// The scale of column `c` of a stretch.
+CARRYALL_INLINE float stretch_scale(const Weights& w, const uint8_t* factors, int64_t c) {
+  if (w.offsets == Offsets::exponent_codes) return float_of_exponent(factors[c]);
+  return float_of_half(factors + 2 * c) * (w.offsets == Offsets::short_grid ? 0.25f : 1);
 }
 
 // What unsigned weights are relative to.

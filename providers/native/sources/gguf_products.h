@@ -20,8 +20,7 @@ struct Columns {
   }
   // Of the scales of a stretch.
   CARRYALL_INLINE Columns(const Weights& w, const uint8_t* factors) {
-    for (int64_t c = 0; c < kColumns; c++)
-      of[c] = w.offsets == Offsets::exponent_codes ? float_of_exponent(factors[c]) : float_of_half(factors + 2 * c);
+    for (int64_t c = 0; c < kColumns; c++) of[c] = stretch_scale(w, factors, c);
   }
 };
 

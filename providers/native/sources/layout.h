@@ -29,8 +29,14 @@
 //   with half_middle (blocks of 16)  16 times 16 signed bytes: scales; with 3 bits their 6 bits, more by 32, where blocks of 32
 //                                    have scales (the even blocks) and minima (the odd ones)
 //   with half_codes (blocks of 32)   8 times 16 signed bytes: scales
+//   with long_grid (blocks of 32)    4 times 16 bytes: the 4 bits of the scales of two blocks
 // With half_codes and exponent_codes, 4 bits are the number of a value in a table (gguf_blocks.h). The scales of exponent_codes are
 // 16 bytes e that mean 2^(e - 128).
+//
+// With short_grid and long_grid, whose blocks of 32 are 4 at a time, values of 32 inputs are 8 times 16 bytes, the numbers of four
+// magnitudes in a table (gguf_grids.h); then 64 bytes, the signs of each output; with long_grid 16 bytes, bit j the ninth of number j.
+// With short_grid an output has 7 signs for 8 inputs, whose minuses are even in number, and above them the 4 bits of the scale. A
+// scale s means 2 s + 1 times the stretch's scale, with short_grid a quarter of it.
 //
 // Floats, with blocks of 1: 16 outputs for each input, of 2 bytes with Offsets::float16 or bfloat16, of 4 with float32. With Offsets::split,
 // which AMX reads as it is stored, a float of 4 bytes is the sum of two bfloat16: for each 32 inputs 16 lines of high parts, then
@@ -49,7 +55,7 @@ constexpr int64_t kSplitStep = 32;  // inputs whose high and low parts lie toget
 constexpr int64_t kSharedScale = 64;  // inputs of a row with a common scale, for weights of less than 8 bits without groups
 constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
 
-enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6, half_codes = 7, exponent_codes = 8, float32 = 9, split = 10 };
+enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6, half_codes = 7, exponent_codes = 8, float32 = 9, split = 10, short_grid = 11, long_grid = 12 };
 
 // Inlined always: sources are compiled for different instruction sets, and the linker keeps one copy of a function.
 #define CARRYALL_INLINE [[gnu::always_inline]] inline
@@ -75,15 +81,17 @@ struct Weights {
   CARRYALL_INLINE bool floats() const { return bits >= 16; }
   CARRYALL_INLINE bool splits() const { return offsets == Offsets::split; }
   // Of weights of GGUF files.
-  CARRYALL_INLINE bool coded() const { return offsets == Offsets::half_codes || offsets == Offsets::exponent_codes; }
+  CARRYALL_INLINE bool grids() const { return offsets == Offsets::short_grid || offsets == Offsets::long_grid; }
+  CARRYALL_INLINE bool coded() const { return offsets == Offsets::half_codes || offsets == Offsets::exponent_codes || grids(); }
   CARRYALL_INLINE bool halves() const { return offsets == Offsets::half_middle || offsets == Offsets::half_minima || coded(); }
   // Whether the factors of blocks are sixteen integers of 6 bits.
-  CARRYALL_INLINE bool sixes() const { return bits == 3 || (offsets == Offsets::half_minima && block == 32); }
+  CARRYALL_INLINE bool sixes() const { return (bits == 3 && !grids()) || (offsets == Offsets::half_minima && block == 32); }
   CARRYALL_INLINE int64_t stretch() const { return group > 0 ? group : block; }
-  CARRYALL_INLINE int64_t unit_bytes() const { return kUnit * kColumns * bits / 8; }
+  CARRYALL_INLINE int64_t unit_bytes() const { return kUnit * kColumns * bits / 8 + (offsets == Offsets::long_grid ? kColumns : 0); }
   CARRYALL_INLINE int64_t factors() const { return stretch() / kUnit * unit_bytes(); }  // their position in a stretch
   CARRYALL_INLINE int64_t stretch_bytes() const {
-    const int64_t of_blocks = group == 0 ? 0 : sixes() ? 12 * kColumns : group / block * kColumns;
+    const int64_t integers = sixes() ? 12 : offsets == Offsets::short_grid ? 0 : offsets == Offsets::long_grid ? 4 : group / block;
+    const int64_t of_blocks = group == 0 ? 0 : integers * kColumns;
     const int64_t bytes = offsets == Offsets::exponent_codes ? 1 : offsets == Offsets::half_minima ? 4 : 2;  // of an output
     return factors() + bytes * kColumns + of_blocks;
   }
@@ -113,7 +121,7 @@ struct Weights {
     if (bits != 4 && bits != 8) return "bits is not 4 or 8";
     if (block < 16 || block > 256 || (block & (block - 1)) != 0) return "block_size is not 16, 32, 64, 128 or 256";
     const int64_t kind = static_cast<int64_t>(offsets);
-    if (kind < 0 || kind > 2) return "offsets is not 0 to 10";
+    if (kind < 0 || kind > 2) return "offsets is not 0 to 12";
     if (group == 0) return nullptr;
     if (group < 64 || group > 256 || group % 64 != 0) return "group_size is not 0, 64, 128, 192 or 256";
     if (group % block != 0 || bits != 4 || offsets == Offsets::minima) return "these weights have no groups";
@@ -126,7 +134,9 @@ struct Weights {
     const bool single = group == 0 && block == 32 && (bits == 4 || bits == 5 || (bits == 8 && !minima));
     const bool thirty_two = block == 32 && minima && (bits == 4 || bits == 5);
     const bool nested = group == 256 && (thirty_two || (block == 16 && (minima ? bits == 2 : bits == 3 || bits == 6)));
-    if (coded()) {
+    if (grids()) {
+      if (bits != 3 || block != 32 || group != 256) return "no type of GGUF files has these bits, block_size, group_size and offsets";
+    } else if (coded()) {
       const bool known = bits == 4 && block == 32 && (group == 0 || (group == 256 && offsets == Offsets::half_codes));
       if (!known) return "no type of GGUF files has these bits, block_size, group_size and offsets";
     } else if (!single && !nested) return "no type of GGUF files has these bits, block_size, group_size and offsets";

@@ -97,7 +97,7 @@ CARRYALL_INLINE void store_rows(const Float (&results)[kTiles][kCount], const Pa
     for (int m = 0; m < kCount; m++) store_columns<Avx512>(p.y.at(row + m, t * kColumns), results[t][m], p.columns - t * kColumns);
 }
 
-// Blocks with integer scales, and minima: all K-quants, IQ4_XS.
+// Blocks with integer scales, and minima: all K-quants, IQ4_XS, IQ3_XXS, IQ3_S.
 template <int kBlock, bool kMinima, int kTiles, int kCount>
 void multiply_group_rows(const Panel& p, int64_t row) {
   constexpr int kBlocks = kSharedScale / kBlock, kOfMinima = 1 + kBlocks, kLines = kOfMinima * (kMinima ? 2 : 1);
@@ -205,7 +205,9 @@ CARRYALL_INLINE void choose_rows(const Panel& p, int64_t row, int64_t count) {
 inline void unpack_raised(const Panel& p, int t, const uint8_t* tile) {
   const Weights& w = *p.weights;
   const bool groups = w.group > 0;
-  const auto unpack = w.bits == 2 ? unpack_groups<2, true>
+  const auto unpack = w.offsets == Offsets::short_grid ? unpack_grids<false, true>
+                      : w.offsets == Offsets::long_grid ? unpack_grids<true, true>
+                      : w.bits == 2 ? unpack_groups<2, true>
                       : w.bits == 3 ? unpack_groups<3, true>
                       : w.bits == 4 ? (groups ? unpack_groups<4, true> : unpack_single<4, true>)
                       : w.bits == 5 ? (groups ? unpack_groups<5, true> : unpack_single<5, true>)

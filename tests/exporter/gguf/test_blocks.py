@@ -16,7 +16,8 @@ from carryall.exporter.gguf.blocks import LAYOUTS, take_apart
 
 # Offsets of float16 numbers in a block, and of MXFP4's exponent.
 FLOATS = {
-    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS"), (0,)),
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
@@ -36,6 +37,10 @@ def random_blocks(type_name: str, count: int, seed: int) -> np.ndarray:
         blocks[:, offset : offset + 2] = scales.view(np.uint8)
     if type_name == "MXFP4":
         blocks[:, 0] = rng.integers(0, 250, count)
+    if type_name == "NVFP4":
+        blocks[:, :4] = rng.integers(0, 126, (count, 4))
+    if type_name == "IQ1_M":
+        blocks[:, 55] &= 0xBF  # the upper bits of a float16
     return blocks
 
 

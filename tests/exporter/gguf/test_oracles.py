@@ -19,7 +19,10 @@ Floats = npt.NDArray[np.float32]
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": None}  # blocks of 256
 EXACT = ("F32", "F16", "BF16")
 WRITTEN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
-RANDOM = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_XXS")
+RANDOM = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"),
+)
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},

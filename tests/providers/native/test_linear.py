@@ -135,7 +135,7 @@ def test_the_result_is_near_the_product_of_floats(library: Path) -> None:
         ({"bits": 5}, "bits is not 4 or 8"),
         ({"block": 48}, "block_size is not 16, 32, 64, 128 or 256"),
         ({"block": 512}, "block_size"),
-        ({"offsets": 11}, "offsets is not 0 to 10"),
+        ({"offsets": 13}, "offsets is not 0 to 12"),
         ({"offsets": 7, "group": 64}, "no type of GGUF files has these bits"),
         ({"offsets": 5}, "weights of 16 bits have the offsets 5 or 6, and no others have"),
         ({"bits": 16}, "weights of 16 bits have the offsets 5 or 6, and no others have"),

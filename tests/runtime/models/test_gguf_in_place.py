@@ -70,7 +70,7 @@ def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ3_XXS", "TQ1_0", "TQ2_0"])
+@pytest.mark.parametrize("kind", [*FORMS, "F16", "IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0"])
 def test_a_file_runs_in_place_with_the_results_of_its_package(tmp_path: Path, cache: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("llama", path, types=kind, **WIDE)
@@ -200,7 +200,7 @@ def test_stacks_of_any_router_become_the_program_of_single_experts(
 
 def test_stacks_whose_blocks_no_kernel_reads_are_single_experts(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    write_gguf("qwen3_moe", path, types={"experts": "IQ3_XXS"}, **EXPERTS)
+    write_gguf("qwen3_moe", path, types={"experts": "IQ2_S"}, **EXPERTS)
     model = resolve_model(path)
     assert isinstance(model, GgufModel)
     assert model.opened().stacks
