@@ -163,9 +163,9 @@ class Checkpoint:
         return sorted(self._unused)
 
     def part_left_out(self) -> str | None:
-        """Return the name of a bias or scale that was not requested, though the weight beside it was or is tied.
+        """Return the name of a bias or scale that was not requested, though the weight beside it was.
 
-        A tied weight is stored under another name. None if there is no such bias or scale.
+        A tied weight counts, which is stored under another name. None if there is no such bias or scale.
         """
         left = [name for name in self.unused() if name.endswith((".bias", ".scale"))]
         weights = {name: f"{name.rpartition('.')[0]}.weight" for name in left}

@@ -103,8 +103,8 @@ def seeds_of_sampling(request: pytest.FixtureRequest) -> Iterator[None]:
 def generators_of_the_module(request: pytest.FixtureRequest) -> None:
     """Draw the numbers of a test's module from the name of the test.
 
-    Most modules have one generator for all their tests: values would depend on the tests that ran before, and a
-    bound that holds in a run of all could fail in a run of some.
+    Most modules have one generator for all their tests: values would depend on the tests that ran before, and
+    a bound that holds in a run of all could fail in a run of some.
     """
     from numpy.random import Generator, default_rng
 

@@ -123,9 +123,7 @@ LAYOUTS: dict[str, BlockLayout] = {
         unit=4,
         kept_bits={66: _SIGNS * 8},
     ),
-    "IQ3_S": BlockLayout(
-        bits=8, unit_scales={0: _ONE, 106: b"\x00" * 4}, unit_levels={2: b"\x00" * 104}
-    ),
+    "IQ3_S": BlockLayout(bits=8, unit_scales={0: _ONE, 106: b"\x00" * 4}, unit_levels={2: b"\x00" * 104}),
     "IQ2_XXS": BlockLayout(
         bits=8,
         unit_scales={0: _EIGHT},
@@ -147,7 +145,8 @@ LAYOUTS: dict[str, BlockLayout] = {
         unit_levels={2: b"\x00" * 72},
         unit=8,
     ),
-    # -1, 0 or 1, shifted by an eighth. Levels are eighths: number 2 of the grid begins with 0, so its first is the shift.
+    # -1, 0 or 1, shifted by an eighth. Levels are eighths: the first of number 2 of the grid is 0, so its
+    # level is the shift.
     "IQ1_S": BlockLayout(
         bits=8, unit_scales={0: _EIGHT}, unit_levels={2: b"\x02" * 32}, kept_bits={34: _SHIFTS}
     ),

@@ -24,8 +24,12 @@ SHORT_GRID, LONG_GRID = 11, 12  # four magnitudes are a number in a table of 256
 _SLAB_BYTES = 2 << 20
 # Scales and minima of an output; ninth bits and scales of 256 inputs are 12 bytes more with the long grid.
 _SCALE_BYTES = {
-    **{HALF_MIDDLE: 2, HALF_MINIMA: 4, HALF_CODES: 2, EXPONENT_CODES: 1},
-    **{SHORT_GRID: 2, LONG_GRID: 14},
+    HALF_MIDDLE: 2,
+    HALF_MINIMA: 4,
+    HALF_CODES: 2,
+    EXPONENT_CODES: 1,
+    SHORT_GRID: 2,
+    LONG_GRID: 14,
 }
 
 FORMS = {
