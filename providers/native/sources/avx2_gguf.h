@@ -265,14 +265,12 @@ class Grid {
 
   CARRYALL_INLINE Int four(const uint8_t* unit, int k, int h) const {
     const int j = k / 4, eighth = k / 8;
-    alignas(32) uint32_t numbers[kLanes], magnitudes[kLanes];
-    Int all = widened(unit + j * kColumns + kLanes * h);
-    if (kLong) {
-      const Int high = _mm256_and_si256(_mm256_srli_epi32(widened(unit + kGridHigh + kLanes * h), j), _mm256_set1_epi32(1));
-      all = _mm256_or_si256(all, _mm256_slli_epi32(high, 8));
+    alignas(32) uint32_t magnitudes[kLanes];
+    for (int64_t c = 0; c < kLanes; c++) {
+      const int64_t column = kLanes * h + c;
+      const int number = unit[j * kColumns + column] | (kLong ? (unit[kGridHigh + column] >> j & 1) << 8 : 0);
+      magnitudes[c] = kLong ? kLongGridBytes[number] : kShortGridBytes[number];
     }
-    _mm256_store_si256(reinterpret_cast<Int*>(numbers), all);
-    for (int64_t c = 0; c < kLanes; c++) magnitudes[c] = kLong ? kLongGridBytes[numbers[c]] : kShortGridBytes[numbers[c]];
     const Int words = bytes(unit + kGridSigns + h * kHalf);
     Int signs = kLong ? _mm256_srli_epi32(words, 8 * eighth) : _mm256_and_si256(_mm256_srli_epi32(words, 7 * eighth), _mm256_set1_epi32(127));
     if (!kLong && j % 2 == 1) {  // the eighth sign
