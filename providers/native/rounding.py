@@ -71,8 +71,6 @@ class _Sweep(ctypes.Structure):
         ("matrix_step", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("scales", "zero_points", "blocks")),
         *((name, ctypes.c_float) for name in ("low", "high")),
-        ("moves", ctypes.c_bool),
-        ("changes", ctypes.c_void_p),
     )
 
 
@@ -121,15 +119,12 @@ class BlockRounding:
         grid: SweepScales,
         matrix: Floats,
         form: BlockFormat,
-        *,
-        moves: bool,
-    ) -> Floats:
+    ) -> None:
         """Sweep a panel, see ``algorithms.sweep.Panel``; the rows of all arrays must be contiguous.
 
         Raises:
             GraphError: it has more inputs than a panel.
         """
-        changes = np.empty_like(left, order="C")
         scales, zeros = (np.ascontiguousarray(one, np.float32) for one in (grid.scales, grid.zero_points))
         blocks = np.ascontiguousarray(grid.blocks, np.int64)
         sweep = _Sweep(
@@ -146,11 +141,8 @@ class BlockRounding:
             blocks=blocks.ctypes.data,
             low=form.low,
             high=form.high,
-            moves=moves,
-            changes=changes.ctypes.data,
         )
         self._run(load(self.library).carryall_sweep, sweep, left.shape[1], left.size)
-        return changes
 
     def _rounded(
         self,

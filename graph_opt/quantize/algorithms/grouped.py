@@ -34,11 +34,6 @@ class Scales(NamedTuple):
     zero_points: Floats
     multiples: Floats | None = None
 
-    def part(self, blocks: slice) -> Scales:
-        """Return those of some blocks."""
-        multiples = None if self.multiples is None else self.multiples[blocks]
-        return Scales(self.scales[blocks], self.zero_points[blocks], multiples)
-
 
 def grouped(quantizer: Quantizer) -> Quantizer:
     """Return a quantizer that gives the scales of another one common units, if the format asks for groups.

@@ -12,7 +12,7 @@ from .cores import on_all_cores
 from .sweep import panels
 
 _DAMPING = 0.02  # share of the mean of the diagonal of the moments that is added to the diagonal
-_BLOCK = 512  # columns that are factored, or multiplied, at a time
+_BLOCK = 512  # columns that are factored at a time
 
 
 class Inputs:
@@ -71,32 +71,16 @@ class Factor:
 
     Attributes:
         matrix: U.
-        diagonal: D, [in].
     """
 
     def __init__(self, upper: Floats) -> None:
-        root = np.diagonal(upper).copy()
-        upper /= root
-        self.matrix, self.diagonal = upper, np.square(root)
+        upper /= np.diagonal(upper).copy()
+        self.matrix = upper
 
     @cached_property
-    def panels(self) -> list[tuple[slice, Floats]]:
-        """Panels of inputs, and the inverse of U within each."""
-        return [
-            (inputs, np.triu(np.linalg.inv(self.matrix[inputs, inputs])))
-            for inputs in panels(len(self.matrix))
-        ]
-
-    def slopes(self, balanced: Floats) -> Floats:
-        """Return H e, [in, out], of changes e.
-
-        Args:
-            balanced: U^T e, [in, out].
-        """
-        result, scaled = np.empty_like(balanced), balanced * self.diagonal[:, None]
-        for inputs in panels(len(scaled), _BLOCK):
-            np.matmul(self.matrix[inputs, inputs.start :], scaled[inputs.start :], out=result[inputs])
-        return result
+    def inverses(self) -> list[Floats]:
+        """The inverses of U within each panel of inputs."""
+        return [np.triu(np.linalg.inv(self.matrix[inputs, inputs])) for inputs in panels(len(self.matrix))]
 
 
 def _factored(matrix: Floats) -> Floats:

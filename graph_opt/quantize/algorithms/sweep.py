@@ -1,8 +1,6 @@
-"""Sweeps over the inputs of a matrix: each input gets its levels, and its change reaches those behind it.
+"""Sweeps over the inputs of a matrix: each input gets its levels, and its error reaches those behind it.
 
-GPTQ rounds what is left of the weights, and each error changes what is left of those behind it. Coordinate
-descent moves each level to where the slope of the error ends, and subtracts the change times the row of the
-moments. Within a panel of inputs a ``Panel`` does it; what follows the panel changes by one product.
+Within a panel of inputs a ``Panel`` does it; what follows the panel changes by products.
 """
 
 from __future__ import annotations
@@ -44,39 +42,26 @@ class Panel(Protocol):
         grid: SweepScales,
         matrix: Floats,
         form: BlockFormat,
-        *,
-        moves: bool,
-    ) -> Floats:
-        """Set the levels of a panel, subtract its changes from what is left, and return them, [inputs, out].
+    ) -> None:
+        """Set the levels of a panel, and subtract its errors from what is left.
 
         Args:
-            left: weights, or with ``moves`` slopes, [inputs, out]; changed in place.
-            levels: [inputs, out]; written, with ``moves`` also read.
+            left: weights, [inputs, out]; changed in place.
+            levels: [inputs, out]; written.
             grid: of these inputs.
-            matrix: the inverse factor or the moments, [inputs, inputs].
+            matrix: the inverse factor, [inputs, inputs].
             form: defines the range of the levels.
-            moves: whether levels move to where the slope ends.
         """
 
 
-def sweep_panel(
-    left: Floats, levels: Floats, grid: SweepScales, matrix: Floats, form: BlockFormat, *, moves: bool
-) -> Floats:
+def sweep_panel(left: Floats, levels: Floats, grid: SweepScales, matrix: Floats, form: BlockFormat) -> None:
     """Sweep a panel, as ``Panel`` says."""
-    changes = np.empty_like(left)
-    curvature = np.maximum(np.diagonal(matrix), np.float32(1e-12))
     for i in range(len(left)):
         scale, zero = grid.scales[grid.blocks[i]], grid.zero_points[grid.blocks[i]]
         reciprocal = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        if moves:
-            level = np.clip(np.rint(left[i] / curvature[i] * reciprocal + levels[i]), form.low, form.high)
-            changes[i] = (level - levels[i]) * scale
-        else:
-            level = np.clip(np.rint(left[i] * reciprocal) + zero, form.low, form.high)
-            changes[i] = (left[i] - (level - zero) * scale) / matrix[i, i]
-        levels[i] = level
-        left[i + 1 :] -= matrix[i, i + 1 :, None] * changes[i]
-    return changes
+        levels[i] = np.clip(np.rint(left[i] * reciprocal) + zero, form.low, form.high)
+        error = (left[i] - (levels[i] - zero) * scale) / matrix[i, i]
+        left[i + 1 :] -= matrix[i, i + 1 :, None] * error
 
 
 def panels(inputs: int, most: int = PANEL) -> list[slice]:

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kMostInputs = 256;   // of a block or group
 constexpr int64_t kMostBlocks = 16;    // of a group
-constexpr float kLeastCurvature = 1e-12f, kFar = 1 << 20;
+constexpr float kFar = 1 << 20;
 constexpr float kMostMultiple = 15, kLargestByte = 127, kFlat = 1e-3f, kSmall = 1e-30f;
 constexpr float kSmallest = 1.17549435e-38f;  // the reciprocal of a smaller number exceeds float
 
@@ -332,14 +332,11 @@ struct Lanes {
         float* levels = s.levels + i * s.levels_step + output;
         const int64_t block = s.blocks[i] * s.outputs + output;
         const Float scale = load(s.scales + block, count), zero = load(s.zero_points + block, count);
-        const Float inverse = select(scale != 0, 1.f / scale, Float{}), start = load(levels, count);
-        const Float wanted = s.moves ? left[i] / most(all(row[i]), all(kLeastCurvature)) * inverse + start : left[i] * inverse;
-        const Float whole = nearest(clip(wanted, all(-kFar), all(kFar)));
-        const Float level = clip(s.moves ? whole : whole + zero, all(s.low), all(s.high));
-        const Float change = s.moves ? (level - start) * scale : (left[i] - (level - zero) * scale) / row[i];
+        const Float inverse = select(scale != 0, 1.f / scale, Float{});
+        const Float whole = nearest(clip(left[i] * inverse, all(-kFar), all(kFar)));
+        const Float level = clip(whole + zero, all(s.low), all(s.high)), error = (left[i] - (level - zero) * scale) / row[i];
         memcpy(levels, &level, 4 * count);
-        memcpy(s.changes + i * s.outputs + output, &change, 4 * count);
-        for (int64_t j = i + 1; j < s.rows; j++) left[j] -= row[j] * change;
+        for (int64_t j = i + 1; j < s.rows; j++) left[j] -= row[j] * error;
       }
       for (int64_t i = 0; i < s.rows; i++) memcpy(s.left + i * s.left_step + output, left + i, 4 * count);
     }

@@ -5,11 +5,11 @@
 namespace carryall {
 
 // Rows are inputs, with a row of `matrix`, and the row of their block in `scales` and `zero_points`, each. One row after the
-// other gets its levels: with `moves` those at which the slope `left` ends, otherwise those nearest to the weights `left`. Its
-// changes, or errors over the diagonal, times its row of the matrix are subtracted from the rows of `left` behind it.
+// other gets the levels nearest to its weights `left`. Its errors over the diagonal, times its row of the matrix, are subtracted from
+// the rows of `left` behind it.
 struct Sweep {
   float* left;          // [rows, outputs]
-  float* levels;        // [rows, outputs], read and written with `moves`, else written
+  float* levels;        // [rows, outputs], written
   int64_t left_step, levels_step;  // between rows, in floats
   int64_t rows, outputs;
   const float* matrix;  // [rows, rows]: its diagonal and what is right of it
@@ -18,8 +18,6 @@ struct Sweep {
   const float* zero_points;
   const int64_t* blocks;  // [rows]
   float low, high;      // of the levels
-  bool moves;
-  float* changes;       // [rows, outputs], written
 
   bool is_supported() const { return rows > 0 && rows <= 128 && outputs > 0 && low < high; }
 };

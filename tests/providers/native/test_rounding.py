@@ -90,27 +90,26 @@ def test_starting_scales_are_the_bits_of_numpy(library: Path, case: dict[str, An
             np.testing.assert_array_equal(one, other, isa)
 
 
-@pytest.mark.parametrize("moves", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (37, 5), (128, 33), (128, 700)])
 @pytest.mark.parametrize("form", FORMS[:5:4], ids=str)
 def test_a_sweep_gives_the_bits_of_numpy(
-    library: Path, form: BlockFormat, inputs: int, outputs: int, moves: bool
+    library: Path, form: BlockFormat, inputs: int, outputs: int
 ) -> None:
     rng = np.random.default_rng(inputs)
     wide = rng.standard_normal((inputs, inputs + 7)).astype(np.float32)
     matrix = (wide @ wide.T)[:, :inputs]
     left = 3 * rng.standard_normal((inputs, outputs)).astype(np.float32)
-    levels = rng.integers(form.low, form.high + 1, left.shape).astype(np.float32)
+    levels = np.zeros_like(left)
     scales = rng.uniform(0.05, 1, (3, outputs)).astype(np.float32)
     scales[1, 0] = 0  # a block of zeros
     zeros = rng.integers(0, 8, scales.shape).astype(np.float32)
     grid = SweepScales(scales, zeros, rng.integers(0, 3, inputs))
     expected = left.copy(), levels.copy()
-    changes = sweep_panel(*expected, grid, matrix, form, moves=moves)
+    sweep_panel(*expected, grid, matrix, form)
     for isa in isas(library):
         found = left.copy(), levels.copy()
-        swept = BlockRounding(library, "rtn", isa).sweep(*found, grid, matrix, form, moves=moves)
-        for one, other in zip((*found, swept), (*expected, changes), strict=True):
+        BlockRounding(library, "rtn", isa).sweep(*found, grid, matrix, form)
+        for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other, isa)
 
 
@@ -128,7 +127,7 @@ def test_a_panel_of_too_many_inputs_is_refused(library: Path) -> None:
     grid = SweepScales(np.ones((1, 4), np.float32), np.zeros((1, 4), np.float32), np.zeros(129, np.int64))
     matrix = np.eye(129, dtype=np.float32)
     with pytest.raises(GraphError, match="size"):
-        BlockRounding(library, "rtn").sweep(left, left.copy(), grid, matrix, FORMS[0], moves=False)
+        BlockRounding(library, "rtn").sweep(left, left.copy(), grid, matrix, FORMS[0])
 
 
 def test_many_tasks_give_the_bits_of_numpy(library: Path) -> None:

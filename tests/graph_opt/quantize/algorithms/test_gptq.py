@@ -71,19 +71,16 @@ def test_levels_are_those_of_the_recurrence_with_the_inverse(width: int) -> None
     inputs = Inputs(x.T @ x / np.float32(len(x)))
     weight = RNG.standard_normal((width, 24)).astype(np.float32)
     scales = np.full((width // 32, 24), 0.25, np.float32)
-    levels, slopes = np.empty_like(weight), np.empty_like(weight)
+    levels = np.empty_like(weight)
     grid = SweepScales(scales, np.zeros_like(scales), np.arange(width)[inputs.order] // 32)
-    levels[inputs.order], slopes[inputs.order] = gptq.rounded(
-        weight[inputs.order], grid, inputs.factor, form, sweep_panel
-    )
+    levels[inputs.order] = gptq.rounded(weight[inputs.order], grid, inputs.factor, form, sweep_panel)
     expected = gptq_levels(weight, inputs, scales.astype(np.float64), 32)
     # In float32 a value between two levels can get the other one, and moves some of those behind it.
     assert (levels != expected).mean() < 0.01
     damped = inputs.damped.astype(np.float64)
-    errors, others = (weight - each * np.repeat(scales, 32, 0) for each in (levels, expected))
-    exact = damped @ errors
-    np.testing.assert_allclose((errors * exact).sum(), (others * (damped @ others)).sum(), rtol=1e-3)
-    np.testing.assert_allclose(slopes, exact, atol=1e-4 * float(np.abs(exact).max()))
+    errors = [weight - each * np.repeat(scales, 32, 0) for each in (levels, expected)]
+    found, wanted = ((each * (damped @ each)).sum() for each in errors)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
 
 
 def test_values_stay_in_range_and_zeros_stay_zero() -> None:
