@@ -92,9 +92,7 @@ def test_starting_scales_are_the_bits_of_numpy(library: Path, case: dict[str, An
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (37, 5), (128, 33), (128, 700)])
 @pytest.mark.parametrize("form", FORMS[:5:4], ids=str)
-def test_a_sweep_gives_the_bits_of_numpy(
-    library: Path, form: BlockFormat, inputs: int, outputs: int
-) -> None:
+def test_a_sweep_gives_the_bits_of_numpy(library: Path, form: BlockFormat, inputs: int, outputs: int) -> None:
     rng = np.random.default_rng(inputs)
     wide = rng.standard_normal((inputs, inputs + 7)).astype(np.float32)
     matrix = (wide @ wide.T)[:, :inputs]
