@@ -218,7 +218,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BestLogits:
-    """The k largest logits of one position; all logits stay on the device. k is equal in all rows of a step.
+    """The k largest logits of one position; all logits stay on the device.
 
     Args:
         token_ids: [k], in descending order of logits; equal logits in order of token id.
@@ -226,6 +226,7 @@ class BestLogits:
         logsumexp: over all logits; not finite if one of them is NaN.
         vocab_size: number of all logits.
         whole: returns all logits [vocab_size]; valid until the runner's next step.
+        exact: whether ``logsumexp`` is that of all logits, and not an upper bound of it.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -233,6 +234,7 @@ class BestLogits:
     logsumexp: float
     vocab_size: int
     whole: Callable[[], npt.NDArray[np.float32]]
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

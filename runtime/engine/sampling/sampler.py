@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import BestLogits
+from ....providers.native.best_draws import best_draws
 from ...types.sampling_params import SamplingParams
 from .candidates import GROUP_LOGITS, Row, top_candidates
 from .random_sampling import NO_TOKEN as NO_TOKEN
@@ -133,14 +134,21 @@ def _sample_best(
     Log-probabilities are relative to all logits, up to rounding in the log-sum-exp.
     """
     best = [row for i in chosen if isinstance(row := rows[i], BestLogits)]
-    filters, uniforms = [states[i].filters() for i in chosen], [states[i].uniform() for i in chosen]
-    undecided = []
-    for i, row, token in zip(chosen, best, draw_best(best, filters, uniforms), strict=True):
+    drawn, undecided = _draw_best(best, [states[i] for i in chosen]), []
+    for i, row, token in zip(chosen, best, drawn, strict=True):
         if token == NO_TOKEN:
             undecided.append(i)
         else:
             samples[i] = _best_sample(row, token, states[i])
     return undecided
+
+
+def _draw_best(rows: Sequence[BestLogits], states: Sequence[SamplingState]) -> list[int]:
+    """Draw a token for each row by the library if it can draw all, else with NumPy; NO_TOKEN if undecided."""
+    native, options = best_draws(), [each for state in states if (each := state.draw_options) is not None]
+    if native is not None and len(options) == len(states):
+        return native(rows, options, [state.num_tokens for state in states])
+    return draw_best(rows, [state.filters() for state in states], [state.uniform() for state in states])
 
 
 def _sample_whole(

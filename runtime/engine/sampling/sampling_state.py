@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ....errors import RequestError
 from ....providers.base import Draw
+from ....providers.native.best_draws import pack_options
 from ...process.faults import fault_text
 from ...types.sampling_params import SamplingParams
 from ...types.watermark import Watermark
@@ -66,6 +67,7 @@ class SamplingState:
         thought: the marks of a thought, which ``reasoning_budget`` limits; None if the answer has none.
 
     Attributes:
+        draw_options: filters and key for ``BestDraws``; None if a filter of the request is not among its filters.
         greedy: whether the most likely token is taken.
         error: why a logits processor failed; nothing is sampled then. Empty if none did.
         invalid: whether the request itself caused that error.
@@ -77,6 +79,7 @@ class SamplingState:
         "_key",
         "_mirostat",
         "_tournament",
+        "draw_options",
         "error",
         "greedy",
         "invalid",
@@ -125,6 +128,10 @@ class SamplingState:
         self._tournament: SynthId | None = None
         if params.watermark is not None:
             self._mark(params.watermark)
+        self.draw_options = None
+        if not params.mirostat and params.typical_p == 1.0 and not params.xtc_probability:
+            f = self._filters
+            self.draw_options = pack_options(f.temperature, f.top_k, f.top_p, f.min_p, self._key)
 
     def _mark(self, watermark: Watermark) -> None:
         if watermark.kind == "green":

@@ -22,6 +22,7 @@ from carryall.runtime.types.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 EMPTY = np.empty(0, np.int64)
+pytestmark = pytest.mark.usefixtures("draws")
 
 
 def not_asked() -> Logits:
