@@ -21,7 +21,7 @@ _PROTOTYPE = ctypes.PYFUNCTYPE(None, *[ctypes.c_char_p] * 6, *[ctypes.c_int64] *
 
 
 def pack_options(temperature: float, top_k: int, top_p: float, min_p: float, key: int) -> bytes:
-    """Return the filters of a request, see ``Filters``, and the key of its uniforms, as the library reads them."""
+    """Return a request's filters, see ``Filters``, and the key of its uniforms, as the library reads them."""
     return _OPTIONS.pack(
         temperature, top_k or math.inf, top_p if top_p < 1.0 else math.inf, min_p or math.ulp(0.0), key
     )
@@ -30,8 +30,8 @@ def pack_options(temperature: float, top_k: int, top_p: float, min_p: float, key
 class BestDraws:
     """The draw of a step's rows from their largest logits, without typical-p, XTC and mirostat.
 
-    Weights are rounded by the C library's ``exp`` and not by NumPy's, so a token could be another one where its
-    uniform is within 1e-15 of the border between two.
+    Weights are rounded by the C library's ``exp`` and not by NumPy's, so a token could be another one where
+    its uniform is within 1e-15 of the border between two.
 
     Args:
         library: file of the library.

@@ -69,6 +69,8 @@ _MASKS = _threads("carryall-mask", 4)  # several, so that a slow mask does not h
 class GrammarMatcher:
     """The grammar state of one request: a ``LogitsProcessor`` that masks tokens the grammar forbids."""
 
+    lowers = True
+
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._mask = np.zeros((vocab_size + 31) // 32, np.int32)
@@ -189,6 +191,8 @@ class LateMatcher:
     Attributes:
         begun: whether the marker was written.
     """
+
+    lowers = True
 
     def __init__(self, compiled: Future[GrammarMatcher], marker: str, text_of: Callable[[int], str]) -> None:
         self.begun = False

@@ -17,16 +17,14 @@ import numpy.typing as npt
 from ....providers.base import BestLogits
 from ....records import dataclass
 from .candidates import Integers, Row, Shortlist, in_order, shortlist_above, shortlist_top
-from .filters import FilterColumns, Filters, Floats, WeightedCandidates, weigh
+from .filters import ROUNDING, FilterColumns, Filters, Floats, WeightedCandidates, weigh
 from .whole_rows import WholeRow
 
 NO_TOKEN = -1
 
 _MAX_SORTED = 512  # candidates; with more, sampling without sorting is cheaper
 _NUCLEUS = 64  # number of top candidates that usually hold the nucleus of top-p
-# Relative error of a float32 sum of exponentials over a vocabulary, on the CPU or on a device.
-_ROUNDING = 1e-4
-_AROUND = np.array([[1 - _ROUNDING], [1 + _ROUNDING]])
+_AROUND = np.array([[1 - ROUNDING], [1 + ROUNDING]])
 _NO_LOGITS: Row = np.empty(0, np.float32)
 
 
@@ -264,7 +262,7 @@ def _draw_first(
         kept, kept_at_most = candidates.num_kept(np.where(certain, candidates.known, totals))
         # ``sample_random`` sorts a whole row only if the first hold the nucleus, or min-p ends in them.
         ends = candidates.known >= columns.top_p * totals[1]
-        ends |= (columns.top_p == math.inf) & (candidates.weights[:, -1] < columns.min_p * (1 - _ROUNDING))
+        ends |= (columns.top_p == math.inf) & (candidates.weights[:, -1] < columns.min_p * (1 - ROUNDING))
         ends |= columns.top_k < vocab_size
         ends &= kept_at_most < width
         places, is_same = candidates.draw(kept, uniforms), kept == kept_at_most

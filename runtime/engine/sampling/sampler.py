@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +14,7 @@ from ....providers.base import BestLogits
 from ....providers.native.best_draws import best_draws
 from ...types.sampling_params import SamplingParams
 from .candidates import GROUP_LOGITS, Row, top_candidates
+from .lowered_logits import lowered_logits
 from .random_sampling import NO_TOKEN as NO_TOKEN
 from .random_sampling import RandomSampler, draw_best
 from .sampling_state import SamplingState
@@ -81,24 +82,29 @@ def sample(
         One ``Sample`` per row; NO_TOKEN where nothing can be sampled.
     """
     samples = [_NOTHING] * len(rows)
-    random: list[int] = []
+    best: dict[int, BestLogits] = {}  # from which a token is drawn
+    processed: list[int] = []
     undecided: list[int] = []
     for i, (row, state) in enumerate(zip(rows, states, strict=True)):
         if isinstance(row, BestLogits):
             if not math.isfinite(row.logsumexp):
                 undecided.append(i)
+            elif state.processors or state.error:
+                processed.append(i)
             elif state.greedy:
                 samples[i] = _best_sample(row, int(row.token_ids[0]), state)
             else:
-                random.append(i)
+                best[i] = row
         elif processors or not state.takes_most_likely:
             undecided.append(i)
         else:
             token = int(row.argmax())  # also finds any NaN
             if math.isfinite(row[token]):
                 samples[i] = Sample(token)
-    if random:
-        undecided += _sample_best(rows, states, random, samples)
+    if processed:
+        undecided += _lower_best(rows, states, processed, best, samples)
+    if best:
+        undecided += _sample_best(rows, states, best, samples)
     if undecided:
         _sample_whole(rows, states, undecided, processors, samples)
     return samples
@@ -112,7 +118,9 @@ def best_may_suffice(
     With top-p and min-p this depends on the logits.
     """
     params = state.params
-    if state.processors or (processors and any(is_wanted(processor, state) for processor in processors)):
+    if state.processors and not state.lowers:
+        return False
+    if processors and any(is_wanted(processor, state) for processor in processors):
         return False
     if params.logprob_token_ids or (params.logprobs or 0) > count:
         return False
@@ -123,20 +131,51 @@ def best_may_suffice(
     return 0 < params.top_k <= count or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _sample_best(
+def _lower_best(
     rows: Sequence[Row | BestLogits],
     states: Sequence[SamplingState],
     chosen: Sequence[int],
+    best: dict[int, BestLogits],
     samples: list[Sample],
 ) -> list[int]:
-    """Sample the chosen rows from their largest logits; return the rows for which these are not enough.
+    """Apply the processors of the chosen rows to their largest logits.
 
-    Log-probabilities are relative to all logits, up to rounding in the log-sum-exp.
+    Greedy rows are sampled, and others are added to ``best``.
+
+    Returns:
+        The rows for which these logits are not enough.
     """
-    best = [row for i in chosen if isinstance(row := rows[i], BestLogits)]
-    drawn, undecided = _draw_best(best, [states[i] for i in chosen]), []
-    for i, row, token in zip(chosen, best, drawn, strict=True):
-        if token == NO_TOKEN:
+    undecided, scratch = list[int](), np.empty(0, np.float32)
+    for i in chosen:
+        row, state, left = rows[i], states[i], None
+        if isinstance(row, BestLogits) and state.lowers and not state.error:
+            if not len(scratch):
+                scratch = np.full(row.vocab_size, -np.inf, np.float32)
+            left = lowered_logits(row, state, scratch)
+        if left is None:
+            undecided.append(i)
+        elif state.greedy:
+            samples[i] = _best_sample(row, int(left.token_ids[0]), state)
+        else:
+            best[i] = left
+    return undecided
+
+
+def _sample_best(
+    rows: Sequence[Row | BestLogits],
+    states: Sequence[SamplingState],
+    best: Mapping[int, BestLogits],
+    samples: list[Sample],
+) -> list[int]:
+    """Sample rows from ``best``; return the rows for which these are not enough.
+
+    Log-probabilities are relative to all logits of ``rows``, up to rounding in the log-sum-exp.
+    """
+    undecided = []
+    drawn = _draw_best([*best.values()], [states[i] for i in best])
+    for i, token in zip(best, drawn, strict=True):
+        row = rows[i]
+        if token == NO_TOKEN or not isinstance(row, BestLogits):
             undecided.append(i)
         else:
             samples[i] = _best_sample(row, token, states[i])
@@ -321,12 +360,8 @@ def _best_sample(row: BestLogits, token: int, state: SamplingState) -> Sample:
     count = state.params.logprobs
     if count is None:
         return Sample(token)
-    ids = row.token_ids.tolist()
-    places = [ids.index(token), *range(min(count, len(ids)))]
-    return Sample(
-        token,
-        tuple(
-            TokenLogprob(ids[place], float(row.logits[place]) - row.logsumexp, place + 1)
-            for place in dict.fromkeys(places)
-        ),
-    )
+    ids, logits = row.token_ids.tolist(), row.logits.tolist()
+    place = ids.index(token)
+    listed = [place, *range(min(place, count)), *range(place + 1, min(count, len(ids)))]
+    total = row.logsumexp
+    return Sample(token, tuple([TokenLogprob(ids[i], logits[i] - total, i + 1) for i in listed]))

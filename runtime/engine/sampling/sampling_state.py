@@ -67,7 +67,7 @@ class SamplingState:
         thought: the marks of a thought, which ``reasoning_budget`` limits; None if the answer has none.
 
     Attributes:
-        draw_options: filters and key for ``BestDraws``; None if a filter of the request is not among its filters.
+        draw_options: filters and key for ``BestDraws``; None if it lacks a filter of the request.
         greedy: whether the most likely token is taken.
         error: why a logits processor failed; nothing is sampled then. Empty if none did.
         invalid: whether the request itself caused that error.
@@ -158,6 +158,11 @@ class SamplingState:
             self.processors = [p for p in self.processors if not isinstance(p, MinTokens)]
 
     @property
+    def lowers(self) -> bool:
+        """Whether the processors raise no logit."""
+        return all(processor.lowers for processor in self.processors)
+
+    @property
     def takes_most_likely(self) -> bool:
         """Whether the next token is the argmax of the model's logits, and no log-probabilities are wanted."""
         return self.greedy and not self.processors and self.params.logprobs is None
@@ -187,13 +192,18 @@ class SamplingState:
         return Draw(self.uniform(ahead=ahead), f.temperature, f.top_k, f.top_p, f.min_p)
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return a copy of ``logits`` [vocab_size] with all processors applied, or itself if there are none.
-
-        If a processor fails, ``error`` is set and the copy is NaN, so that nothing is sampled.
-        """
+        """Return a copy of ``logits`` [vocab_size] with all processors applied; itself without any."""
         if not self.processors and not self.error:
             return logits
         logits = logits.copy()
+        self.process(logits)
+        return logits
+
+    def process(self, logits: npt.NDArray[np.float32]) -> None:
+        """Apply all processors to ``logits`` [vocab_size] in place.
+
+        If one fails, ``error`` is set and the logits are NaN, so that nothing is sampled.
+        """
         try:
             for processor in self.processors:
                 processor.apply(logits)
@@ -202,7 +212,6 @@ class SamplingState:
             self.invalid = isinstance(error, RequestError)
         if self.error:
             logits.fill(np.nan)
-        return logits
 
 
 def _penalties(params: SamplingParams, prompt_token_ids: npt.NDArray[np.int64]) -> Iterator[LogitsProcessor]:

@@ -95,7 +95,7 @@ for case in range(200):
         logits = -np.sort(-rng.normal(0, 3, kept).astype(np.float32))
         rows.append(BestLogits(np.arange(kept), logits, float(logits[0]) + 1.0, size, list, case % 2 == 0))
     options = [
-        pack_options(float(rng.uniform(0.01, 3)), int(rng.integers(0, 900)), float(rng.uniform(0.1, 1.1)), 0.0, row)
+        pack_options(float(rng.uniform(0.1, 3)), int(rng.integers(900)), float(rng.uniform(0.1, 1)), 0.0, row)
         for row in range(count)
     ]
     BestDraws(library)(rows, options, range(count))

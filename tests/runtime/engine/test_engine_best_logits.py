@@ -65,7 +65,9 @@ option_sets = st.fixed_dictionaries(
         "top_p": st.floats(0.05, 1.0),
         "min_p": st.floats(0.0, 0.5),
         "typical_p": st.just(0.7),
-        "presence_penalty": st.just(0.5),
+        "presence_penalty": st.sampled_from([-0.5, 0.5]),
+        "repetition_penalty": st.sampled_from([0.9, 1.2]),
+        "min_tokens": st.just(3),
         "logprobs": st.integers(0, 5),
     },
 )
@@ -87,6 +89,7 @@ def test_equal_on_the_toy_model(options: list[dict[str, Any]], seed: int) -> Non
 def test_only_what_needs_all_logits_asks_for_them() -> None:
     engine, runner = null_engine(16)
     some: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 16}, {}]
+    some.append({"temperature": 0.7, "top_k": 5, "top_p": 0.8, "repetition_penalty": 1.05})
     run(engine, requests(some))
     assert runner.downloads == 0
     run(engine, requests([{"top_p": 0.9, "temperature": 3.0}]))
