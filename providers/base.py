@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +137,7 @@ class RunnerInfo:
         return max((group.trim_step for group in self.kv_groups), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """How a runner draws the token after a row's last logits, to feed it to the next step.
 
     The host draws again from the logits, and its token counts: the runner may round differently.

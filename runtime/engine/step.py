@@ -253,12 +253,10 @@ def _outdated(plan: StepPlan, *, ran: bool) -> set[int]:
     """
     outdated = set()
     for i, (row, request) in enumerate(zip(plan.rows, plan.requests, strict=True)):
-        if request.slot != row.slot or request.num_computed != row.start:
+        ended = request.slot != row.slot or request.num_computed != row.start
+        drawn = ran and row.source is not None
+        if ended or (drawn and row.tokens[0] != request.token_slice(row.start, row.start + 1)[0]):
             outdated.add(i)
-        elif ran and row.source is not None:
-            token = request.token_slice(row.start, row.start + 1)
-            if not np.array_equal(row.tokens, token):
-                outdated.add(i)
     return outdated
 
 

@@ -128,8 +128,8 @@ class SamplingState:
         self._tournament: SynthId | None = None
         if params.watermark is not None:
             self._mark(params.watermark)
-        self.draw_options = None
-        if not params.mirostat and params.typical_p == 1.0 and not params.xtc_probability:
+        self.draw_options: bytes | None = None
+        if params.greedy or not (params.mirostat or params.typical_p < 1.0 or params.xtc_probability):
             f = self._filters
             self.draw_options = pack_options(f.temperature, f.top_k, f.top_p, f.min_p, self._key)
 
@@ -181,14 +181,13 @@ class SamplingState:
 
     def draw(self, ahead: int = 0) -> Draw | None:
         """Return how a device draws the token ``ahead`` of the next one; None if only the host can."""
-        params = self.params
-        if self.processors or self.error or params.mirostat or params.typical_p < 1.0:
+        if self.processors or self.error or self.draw_options is None:
             return None
-        if params.greedy:
+        if self.greedy:
             return Draw(0.0)
-        if params.xtc_probability or not (params.top_k or params.top_p < 1.0 or params.min_p):
-            return None  # the host draws from whole rows in another order
         f = self._filters
+        if not (f.top_k or f.top_p < 1.0 or f.min_p):
+            return None  # the host draws from whole rows in another order
         return Draw(self.uniform(ahead=ahead), f.temperature, f.top_k, f.top_p, f.min_p)
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
