@@ -360,8 +360,15 @@ def _best_sample(row: BestLogits, token: int, state: SamplingState) -> Sample:
     count = state.params.logprobs
     if count is None:
         return Sample(token)
-    ids, logits = row.token_ids.tolist(), row.logits.tolist()
+    ids, logits = row.token_ids[:count].tolist(), row.logits[:count].tolist()
+    ranks = [*range(1, len(ids) + 1)]
+    if token not in ids:
+        place = row.token_ids.tolist().index(token)
+        ids.append(token)
+        logits.append(row.logits.item(place))
+        ranks.append(place + 1)
     place = ids.index(token)
-    listed = [place, *range(min(place, count)), *range(place + 1, min(count, len(ids)))]
+    for column in (ids, logits, ranks):
+        column.insert(0, column.pop(place))
     total = row.logsumexp
-    return Sample(token, tuple([TokenLogprob(ids[i], logits[i] - total, i + 1) for i in listed]))
+    return Sample(token, tuple(map(TokenLogprob, ids, [logit - total for logit in logits], ranks)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from async_runner import AsyncRunner
 from engine_kit import VOCAB, alone, make_request, make_runner
@@ -28,6 +30,37 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 2},
     {"top_k": 5, "xtc_probability": 0.5, "seed": 7},
 ]
+
+
+class EvenBehind:
+    """A grammar that begins behind a token, and then allows even tokens."""
+
+    finished, error, lowers = False, "", True
+
+    def __init__(self, marker: int) -> None:
+        self.begun, self._marker = False, marker
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def ready(self, seconds: float) -> bool:
+        return True
+
+    def observe(self, token: int) -> None:
+        assert not self.begun or token % 2 == 0
+        self.begun = self.begun or token == self._marker
+
+    def apply(self, logits: npt.NDArray[np.float32]) -> None:
+        logits[1::2] = -np.inf
+
+    def forced_tokens(self) -> list[int]:
+        return []
+
+    def valid_prefix(self, tokens: Any) -> int:
+        return int(np.argmax([*(np.asarray(tokens) % 2 == 1), True]))
+
+    def copy(self) -> EvenBehind:
+        return EvenBehind(self._marker)
 
 
 def ahead(
@@ -100,6 +133,27 @@ def test_a_token_that_the_device_drew_wrong_is_run_again(wrong: float) -> None:
     finish(engine, runner, requests)
     assert runner.corrected > 5
     assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
+
+
+@pytest.mark.parametrize("top_logits", [0, 16])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_p": 0.9, "seed": 3}], ids=str)
+def test_a_grammar_that_begins_while_the_next_step_is_in_flight_holds_its_token(
+    options: dict[str, Any], top_logits: int
+) -> None:
+    params = SamplingParams(max_tokens=20, **options)
+    prompt = make_request("a", 5).prompt_token_ids
+    marker = alone(make_request("a", prompt, params))[3]
+    tokens = []
+    for _, runner in (ahead(), ahead(top_logits=top_logits, seconds=0.002)):
+        runner.info = dataclasses.replace(runner.info, steps_ahead=len(tokens))
+        engine = Engine(runner, EngineConfig(max_step_tokens=32))
+        request = Request("a", prompt, params, late_grammar=EvenBehind(marker))
+        engine.add(request)
+        finish(engine, runner, [request])
+        tokens.append(request.output_token_ids)
+    assert tokens[0] == tokens[1]
+    assert any(token % 2 for token in tokens[0][:4])
+    assert all(token % 2 == 0 for token in tokens[0][4:])
 
 
 def test_a_failed_step_takes_the_one_after_it_along_and_both_are_run_again() -> None:
