@@ -83,14 +83,14 @@ def sample(
     """
     samples = [_NOTHING] * len(rows)
     best: dict[int, BestLogits] = {}  # from which a token is drawn
-    processed: list[int] = []
+    processed: dict[int, BestLogits] = {}  # whose logits processors change before that
     undecided: list[int] = []
     for i, (row, state) in enumerate(zip(rows, states, strict=True)):
         if isinstance(row, BestLogits):
             if not math.isfinite(row.logsumexp):
                 undecided.append(i)
             elif state.processors or state.error:
-                processed.append(i)
+                processed[i] = row
             elif state.greedy:
                 samples[i] = _best_sample(row, int(row.token_ids[0]), state)
             else:
@@ -102,9 +102,9 @@ def sample(
             if math.isfinite(row[token]):
                 samples[i] = Sample(token)
     if processed:
-        undecided += _lower_best(rows, states, processed, best, samples)
+        undecided += _lower_best(processed, states, best, samples)
     if best:
-        undecided += _sample_best(rows, states, best, samples)
+        undecided += _sample_best(best, processed, states, samples)
     if undecided:
         _sample_whole(rows, states, undecided, processors, samples)
     return samples
@@ -132,23 +132,22 @@ def best_may_suffice(
 
 
 def _lower_best(
-    rows: Sequence[Row | BestLogits],
+    rows: Mapping[int, BestLogits],
     states: Sequence[SamplingState],
-    chosen: Sequence[int],
     best: dict[int, BestLogits],
     samples: list[Sample],
 ) -> list[int]:
-    """Apply the processors of the chosen rows to their largest logits.
+    """Apply processors to the largest logits of ``rows``.
 
-    Greedy rows are sampled, and others are added to ``best``.
+    Greedy rows are sampled, and what is left of others is added to ``best``.
 
     Returns:
         The rows for which these logits are not enough.
     """
     undecided, scratch = list[int](), np.empty(0, np.float32)
-    for i in chosen:
-        row, state, left = rows[i], states[i], None
-        if isinstance(row, BestLogits) and state.lowers and not state.error:
+    for i, row in rows.items():
+        state, left = states[i], None
+        if state.lowers and not state.error:
             if not len(scratch):
                 scratch = np.full(row.vocab_size, -np.inf, np.float32)
             left = lowered_logits(row, state, scratch)
@@ -162,23 +161,23 @@ def _lower_best(
 
 
 def _sample_best(
-    rows: Sequence[Row | BestLogits],
-    states: Sequence[SamplingState],
     best: Mapping[int, BestLogits],
+    processed: Mapping[int, BestLogits],
+    states: Sequence[SamplingState],
     samples: list[Sample],
 ) -> list[int]:
-    """Sample rows from ``best``; return the rows for which these are not enough.
+    """Sample rows from their largest logits; return the rows for which these are not enough.
 
-    Log-probabilities are relative to all logits of ``rows``, up to rounding in the log-sum-exp.
+    Log-probabilities are relative to all logits, up to rounding in the log-sum-exp, and those of
+    ``processed`` to the logits before.
     """
     undecided = []
     drawn = _draw_best([*best.values()], [states[i] for i in best])
-    for i, token in zip(best, drawn, strict=True):
-        row = rows[i]
-        if token == NO_TOKEN or not isinstance(row, BestLogits):
+    for (i, row), token in zip(best.items(), drawn, strict=True):
+        if token == NO_TOKEN:
             undecided.append(i)
         else:
-            samples[i] = _best_sample(row, token, states[i])
+            samples[i] = _best_sample(processed.get(i, row), token, states[i])
     return undecided
 
 

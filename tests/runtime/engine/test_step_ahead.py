@@ -143,7 +143,7 @@ def test_a_grammar_that_begins_while_the_next_step_is_in_flight_holds_its_token(
     params = SamplingParams(max_tokens=20, **options)
     prompt = make_request("a", 5).prompt_token_ids
     marker = alone(make_request("a", prompt, params))[3]
-    tokens = []
+    tokens: list[list[int]] = []
     for _, runner in (ahead(), ahead(top_logits=top_logits, seconds=0.002)):
         runner.info = dataclasses.replace(runner.info, steps_ahead=len(tokens))
         engine = Engine(runner, EngineConfig(max_step_tokens=32))
