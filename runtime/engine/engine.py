@@ -433,9 +433,7 @@ class Engine:
 
         That is so where anything but rows of known and drawn tokens is to be done: the runner must be idle.
         """
-        aside = self._compiling.deadlines or self._prefills.waiting
-        ordinary = not (step.plan.observed or step.plan.restoring or aside)
-        if step.pending is None or not ordinary or not all(isinstance(each, Release) for each in step.frees):
+        if step.pending is None or not all(isinstance(each, Release) for each in step.frees):
             return None
         plan = self.scheduler.plan_ahead(step.plan)
         if plan is None or not plan.rows:

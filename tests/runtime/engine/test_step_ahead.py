@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from carryall.providers.base import RunnerConfig
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.requests.request import Grammar, Request
 from carryall.runtime.types.sampling_params import SamplingParams
 
 WAYS: list[dict[str, Any]] = [
@@ -29,6 +30,7 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.2},
     {"temperature": 0.0, "logprobs": 2},
     {"top_k": 5, "xtc_probability": 0.5, "seed": 7},
+    {"temperature": 0.0, "prompt_logprobs": 1},
 ]
 
 
@@ -60,13 +62,20 @@ class EvenBehind:
         return int(np.argmax([*(np.asarray(tokens) % 2 == 1), True]))
 
     def copy(self) -> EvenBehind:
-        return EvenBehind(self._marker)
+        return self
 
 
 def ahead(
-    *, top_logits: int = 0, config: EngineConfig | None = None, **faults: Any
+    *, top_logits: int = 0, window: int = 0, config: EngineConfig | None = None, **faults: Any
 ) -> tuple[Engine, AsyncRunner]:
-    options = NullOptions(vocab_size=VOCAB, kv_bytes_per_token=1, top_logits=top_logits, embedding_size=4)
+    options = NullOptions(
+        vocab_size=VOCAB,
+        kv_bytes_per_token=1,
+        top_logits=top_logits,
+        embedding_size=4,
+        sliding_window=window,
+        trim_step=64 * (window > 0),
+    )
     runner = AsyncRunner(NullRunner(RunnerConfig(max_slots=4, context_length=256), options), **faults)
     return Engine(runner, config or EngineConfig(max_step_tokens=32)), runner
 
@@ -156,6 +165,58 @@ def test_a_grammar_that_begins_while_the_next_step_is_in_flight_holds_its_token(
     assert all(token % 2 == 0 for token in tokens[0][4:])
 
 
+def test_a_request_that_comes_while_others_run_gets_its_token_soon() -> None:
+    engine, runner = ahead(seconds=0.002)
+    first = make_request("a", 5, SamplingParams(temperature=0, max_tokens=40))
+    engine.add(first)
+    for _ in range(5):
+        engine.step()
+    second = make_request("b", 6, SamplingParams(temperature=0, max_tokens=4))
+    engine.add(second)
+    for _ in range(3):  # the step in flight, then that of its prompt
+        engine.step()
+    assert second.output_token_ids
+    finish(engine, runner, [first, second])
+    assert second.output_token_ids == alone(second)
+
+
+def test_windows_are_trimmed_while_nothing_is_in_flight() -> None:
+    config = EngineConfig(max_step_tokens=32, prefix_cache=False)
+    engine, runner = ahead(window=16, seconds=0.001, config=config)
+    requests = [make_request(str(i), 20, SamplingParams(temperature=0, max_tokens=150)) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    held = []
+    while engine.has_work:
+        engine.step()
+        held.append(runner.model.held_tokens())
+    assert runner.overlaps > 120
+    assert max(held) < 2 * 130, "KV behind the windows stays"  # of 2 * 169
+    finish(engine, runner, requests)
+    assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
+
+
+def test_steps_overlap_while_a_grammar_compiles() -> None:
+    engine, runner = ahead()
+    compiled: Future[Grammar] = Future()
+    prompt = make_request("late", 5).prompt_token_ids
+    late = Request("late", prompt, SamplingParams(temperature=0, max_tokens=6), grammar=compiled)
+    other = make_request("other", 6, SamplingParams(temperature=0, max_tokens=40))
+    engine.add(late)
+    engine.add(other)
+    for _ in range(20):
+        engine.step()
+    assert runner.overlaps >= 18
+    assert late.output_token_ids == []
+    grammar = EvenBehind(-1)
+    grammar.begun = True
+    compiled.set_result(grammar)
+    finish(engine, runner, [late, other])
+    assert len(late.output_token_ids) == 6
+    assert all(token % 2 == 0 for token in late.output_token_ids)
+    assert other.output_token_ids == alone(other)
+
+
 def test_a_failed_step_takes_the_one_after_it_along_and_both_are_run_again() -> None:
     engine, runner = ahead(faults=0.2, seed=1)
     requests = [make_request(str(i), 5 + i, SamplingParams(temperature=0, max_tokens=20)) for i in range(3)]
@@ -216,6 +277,7 @@ def test_any_mix_of_requests_gets_the_tokens_that_each_gets_alone(data: st.DataO
             max_step_tokens=data.draw(st.integers(5, 40)),
             prefix_cache=data.draw(st.booleans()),
             kv_bytes=data.draw(st.sampled_from([None, 300])),
+            swap_bytes=data.draw(st.sampled_from([0, 4000])),
         ),
     )
     requests: list[Request] = []
