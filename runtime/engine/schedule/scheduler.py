@@ -323,7 +323,8 @@ class Scheduler:
                 row = flight.rows[i]
                 if row.start == start:  # otherwise it ran a wrong token
                     start += len(row.tokens)
-            if request.observes_prompt or request.restorable > start:
+            observed = request.pooling is not None or request.awaits_prompt_logprobs
+            if (request.observes_prompt and observed) or request.restorable > start:
                 return None
             if i is not None and row is not None and i in sampling and start == request.num_tokens:
                 if request.remaining_tokens > 1:

@@ -80,12 +80,18 @@ def ahead(
     return Engine(runner, config or EngineConfig(max_step_tokens=32)), runner
 
 
+def step(engine: Engine) -> None:
+    engine.step()
+    engine.check_integrity()
+    stats = engine.stats()
+    assert stats.kv_tokens_budget is None or stats.kv_tokens <= stats.kv_tokens_budget
+
+
 def finish(engine: Engine, runner: AsyncRunner, requests: list[Request]) -> None:
     for _ in range(5000):
         if not engine.has_work:
             break
-        engine.step()
-        engine.check_integrity()
+        step(engine)
     assert not engine.has_work
     assert runner.misuse == []
     engine.clear_prefix_cache()
@@ -180,6 +186,17 @@ def test_a_request_that_comes_while_others_run_gets_its_token_soon() -> None:
     assert second.output_token_ids == alone(second)
 
 
+def test_the_step_ahead_takes_no_more_memory_than_there_is() -> None:
+    config = EngineConfig(max_step_tokens=32, prefix_cache=False, kv_bytes=60)
+    engine, runner = ahead(seconds=0.001, config=config)
+    requests = [make_request(str(i), 20, SamplingParams(temperature=0, max_tokens=25)) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    finish(engine, runner, requests)
+    assert engine.scheduler.preemptions
+    assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
+
+
 def test_windows_are_trimmed_while_nothing_is_in_flight() -> None:
     config = EngineConfig(max_step_tokens=32, prefix_cache=False)
     engine, runner = ahead(window=16, seconds=0.001, config=config)
@@ -194,6 +211,21 @@ def test_windows_are_trimmed_while_nothing_is_in_flight() -> None:
     assert max(held) < 2 * 130, "KV behind the windows stays"  # of 2 * 169
     finish(engine, runner, requests)
     assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
+
+
+def test_steps_overlap_behind_a_prompt_with_log_probabilities() -> None:
+    engine, runner = ahead(top_logits=16)
+    request = make_request("a", 50, SamplingParams(temperature=0, max_tokens=20, prompt_logprobs=2))
+    plain = Engine(make_runner(), EngineConfig(max_step_tokens=32))
+    expected = make_request("a", request.prompt_token_ids, request.params)
+    for each, on in ((expected, plain), (request, engine)):
+        on.add(each)
+        while on.has_work:
+            on.step()
+    assert runner.overlaps >= 17
+    assert request.output_token_ids == expected.output_token_ids
+    assert request.prompt_logprobs() == expected.prompt_logprobs()
+    finish(engine, runner, [request])
 
 
 def test_steps_overlap_while_a_grammar_compiles() -> None:
@@ -283,8 +315,7 @@ def test_any_mix_of_requests_gets_the_tokens_that_each_gets_alone(data: st.DataO
     requests: list[Request] = []
     for i in range(data.draw(st.integers(1, 12))):
         for _ in range(data.draw(st.integers(0, 6))):
-            engine.step()
-            engine.check_integrity()
+            step(engine)
         if requests and data.draw(st.integers(0, 5)) == 0:
             engine.cancel(requests[data.draw(st.integers(0, len(requests) - 1))].request_id)
             engine.check_integrity()
