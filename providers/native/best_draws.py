@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import ProviderRuntimeError
 from ..base import BestLogits
 from .library import find_library, load
 
@@ -52,12 +53,20 @@ class BestDraws:
             rows: of one step, with at least one logit and finite log-sum-exps.
             options: per row, of ``pack_options``.
             numbers: per row, how many tokens of its request were drawn before.
+
+        Raises:
+            ProviderRuntimeError: logits are not float32.
         """
         count, places = len(rows), np.empty(len(rows), np.int64)
-        integers = struct.Struct(f"{count}q")
+        integers, widths = struct.Struct(f"{count}q"), [len(row.logits) for row in rows]
+        logits = b"".join([row.logits.data for row in rows])
+        if len(logits) != 4 * sum(widths):
+            raise ProviderRuntimeError(
+                f"a runner returned largest logits of {rows[0].logits.dtype}, not float32"
+            )
         self._draw(
-            b"".join([row.logits.data for row in rows]),
-            integers.pack(*[len(row.logits) for row in rows]),
+            logits,
+            integers.pack(*widths),
             struct.pack(f"{count}d", *[row.logsumexp for row in rows]),
             bytes([row.exact for row in rows]),
             b"".join(options),

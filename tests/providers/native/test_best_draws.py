@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import BestLogits
 from carryall.providers.native.best_draws import BestDraws
 from carryall.runtime.engine.sampling.random_sampling import draw_best
@@ -77,6 +78,13 @@ def test_shares_of_three_tokens(library: Path) -> None:
     shares = [drawn.count(token) / count for token in (7, 3, 5)]
     assert set(drawn) == {7, 3, 5}
     assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.03)
+
+
+def test_logits_of_another_type_are_refused(library: Path) -> None:
+    row = BestLogits(np.arange(3), np.zeros(3, np.float16), 1.0, 1000, refuse)
+    state = SamplingState(SamplingParams(top_k=3), np.empty(0, np.int64))
+    with pytest.raises(ProviderRuntimeError, match="float16, not float32"):
+        BestDraws(library)([row], [state.draw_options or b""], [0])
 
 
 @pytest.mark.parametrize("options", [{"mirostat": 2}, {"typical_p": 0.5}, {"xtc_probability": 0.5}], ids=str)
