@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +137,7 @@ class RunnerInfo:
         return max((group.trim_step for group in self.kv_groups), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """How a runner draws the token after a row's last logits, to feed it to the next step.
 
     The host draws again from the logits, and its token counts: the runner may round differently.
@@ -218,7 +217,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BestLogits:
-    """The k largest logits of one position; all logits stay on the device. k is equal in all rows of a step.
+    """The k largest logits of one position; all logits stay on the device.
 
     Args:
         token_ids: [k], in descending order of logits; equal logits in order of token id.
@@ -226,6 +225,7 @@ class BestLogits:
         logsumexp: over all logits; not finite if one of them is NaN.
         vocab_size: number of all logits.
         whole: returns all logits [vocab_size]; valid until the runner's next step.
+        exact: whether ``logsumexp`` is that of all logits, and not an upper bound of it.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -233,6 +233,7 @@ class BestLogits:
     logsumexp: float
     vocab_size: int
     whole: Callable[[], npt.NDArray[np.float32]]
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ _SHARED = (
     "entry",
     "portable",
     "rounding",
+    "best_draws",
     "attention_portable",
 )
 _Flags = dict[str, tuple[str, ...]]

@@ -18,6 +18,7 @@ from ...errors import (
     UsageError,
 )
 from ...providers.base import Runner, RunnerInfo
+from ...providers.native.best_draws import best_draws
 from ..process.faults import fault_text, log_fault
 from .config import EngineConfig as EngineConfig
 from .kv.event_publisher import EventPublisher, KVEventsConfig
@@ -71,6 +72,7 @@ class Engine:
 
     Raises:
         UsageError: two options exclude each other, or the runner does not support one.
+        ProviderUnavailableError: the library of CPU kernels, which draws from largest logits, is damaged.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Engine:
         self.config = config = dataclasses.replace(config or EngineConfig(), max_slots=info.max_slots)
         self._limits = limits = TokenLimits.of(config, info)
         self.max_length = limits.sequence
+        if info.top_logits:
+            best_draws()  # a damaged library is refused now, and not in a step
         self.clock: Callable[[], float] = time.perf_counter
         self.runner = runner
         policy = chosen_policy(config)
@@ -429,9 +433,7 @@ class Engine:
 
         That is so where anything but rows of known and drawn tokens is to be done: the runner must be idle.
         """
-        aside = self._compiling.deadlines or self._prefills.waiting
-        ordinary = not (step.plan.observed or step.plan.restoring or aside)
-        if step.pending is None or not ordinary or not all(isinstance(each, Release) for each in step.frees):
+        if step.pending is None or not all(isinstance(each, Release) for each in step.frees):
             return None
         plan = self.scheduler.plan_ahead(step.plan)
         if plan is None or not plan.rows:

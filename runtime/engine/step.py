@@ -16,7 +16,14 @@ from ...providers.base import BestLogits, Pending, Row, Runner
 from ...records import dataclass
 from .kv.slots import Operation
 from .requests.request import Request
-from .sampling.sampler import BatchLogitsProcessor, Sample, best_may_suffice, is_wanted, sample
+from .sampling.sampler import (
+    NO_TOKEN,
+    BatchLogitsProcessor,
+    Sample,
+    best_may_suffice,
+    is_wanted,
+    sample,
+)
 from .sampling.sampling_state import SamplingState
 from .schedule.scheduler import StepPlan
 
@@ -246,12 +253,10 @@ def _outdated(plan: StepPlan, *, ran: bool) -> set[int]:
     """
     outdated = set()
     for i, (row, request) in enumerate(zip(plan.rows, plan.requests, strict=True)):
-        if request.slot != row.slot or request.num_computed != row.start:
+        ended = request.slot != row.slot or request.num_computed != row.start
+        drawn = ran and row.source is not None
+        if ended or (drawn and row.tokens[0] != request.token_slice(row.start, row.start + 1)[0]):
             outdated.add(i)
-        elif ran and row.source is not None:
-            token = request.token_slice(row.start, row.start + 1)
-            if not np.array_equal(row.tokens, token):
-                outdated.add(i)
     return outdated
 
 
@@ -353,9 +358,9 @@ class StepSampler:
             request, place = plan.requests[i], logits[i]
             if not isinstance(place, BestLogits):
                 place = place[accepted[i] - plan.proposed[i] - 1]
-                if request.grammar is not None and not request.can_draw(until - time.monotonic()):
-                    self.late[request] = place.copy()  # the next run overwrites the original
-                    continue
+            if request.grammar is not None and not request.can_draw(until - time.monotonic()):
+                self._set_aside(request, place)
+                continue
             ready.append(i)
             places.append(place)
             states.append(request.sampling)
@@ -363,6 +368,15 @@ class StepSampler:
             self._take(plan.requests[i], drawn)
             tokens.append((i, drawn.token_id))
         return tokens
+
+    def _set_aside(self, request: Request, logits: Logits) -> None:
+        """Keep all logits of a request, which the next run overwrites, until its grammar has a mask."""
+        try:
+            whole = logits.whole() if isinstance(logits, BestLogits) else logits
+        except ProviderRuntimeError as error:
+            self._take(request, Sample(NO_TOKEN, error=str(error)))
+            return
+        self.late[request] = whole.copy()
 
     def _take_most_likely(self, plan: StepPlan, index: int, logits: Logits, accepted: list[int]) -> bool:
         """Verify all proposed tokens of a row by one argmax; False unless greedy sampling needs no more."""

@@ -69,6 +69,8 @@ _MASKS = _threads("carryall-mask", 4)  # several, so that a slow mask does not h
 class GrammarMatcher:
     """The grammar state of one request: a ``LogitsProcessor`` that masks tokens the grammar forbids."""
 
+    lowers = True
+
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._mask = np.zeros((vocab_size + 31) // 32, np.int32)
@@ -119,7 +121,7 @@ class GrammarMatcher:
         if self.error:  # the library then allows the end alone, which would pass for that of the text
             _refuse_work("the grammar", self.error)
             raise RequestFailedError(f"the grammar cannot go on: {self.error.splitlines()[0]}")
-        _forbid(logits, self._mask)
+        forbid(logits, self._mask)
 
     def forced_tokens(self) -> list[int]:
         """Return the next 64 tokens of the text that must come next; empty if there is a choice.
@@ -151,8 +153,19 @@ class GrammarMatcher:
         return GrammarMatcher(self._matcher.deep_copy(), 32 * len(self._mask))
 
 
-def _forbid(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.int32]) -> None:
-    """Set the logits of tokens whose bit is 0 to -inf; words of few ones or few zeros alone are unpacked."""
+def forbid(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.int32]) -> None:
+    """Set the logits of tokens whose bit is 0 to -inf, in place.
+
+    Where few logits are left, as of a device's largest alone, their bits are read. Otherwise words of few
+    ones or few zeros alone are unpacked.
+
+    Args:
+        logits: [vocab_size].
+        mask: [>= vocab_size / 32], bit i % 32 of word i // 32 for token i.
+    """
+    if len(left := np.flatnonzero(logits > -np.inf)) <= len(mask) // 8:
+        logits[left[(mask[left >> 5] >> (left & 31)) & 1 == 0]] = -np.inf
+        return
     some, rest = np.flatnonzero(mask), np.flatnonzero(mask != -1)
     if len(some) <= len(mask) // 8:
         kept = _tokens(mask, some, len(logits))
@@ -189,6 +202,8 @@ class LateMatcher:
     Attributes:
         begun: whether the marker was written.
     """
+
+    lowers = True
 
     def __init__(self, compiled: Future[GrammarMatcher], marker: str, text_of: Callable[[int], str]) -> None:
         self.begun = False

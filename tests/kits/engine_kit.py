@@ -28,6 +28,7 @@ def make_runner(
     kv_bytes_per_token: int = 1,
     window: int = 0,
     trim_step: int = TRIM_STEP,
+    top_logits: int = 0,
 ) -> NullRunner:
     """Return a toy model, by default with one byte of KV per token."""
     config = RunnerConfig(max_slots=max_slots, context_length=context_length)
@@ -37,6 +38,7 @@ def make_runner(
         embedding_size=4,
         sliding_window=window,
         trim_step=trim_step * (window > 0),
+        top_logits=top_logits,
     )
     return NullRunner(config, options)
 
@@ -56,10 +58,15 @@ def make_engine(
     trim_step: int = TRIM_STEP,
     trims_always: bool = False,
     swap_tokens: int = 0,
+    top_logits: int = 0,
 ) -> tuple[Engine, NullRunner]:
     """Return an engine on a toy model, by default with non-adaptive speculation."""
     runner = make_runner(
-        max_slots=max_slots, context_length=context_length, window=window, trim_step=trim_step
+        max_slots=max_slots,
+        context_length=context_length,
+        window=window,
+        trim_step=trim_step,
+        top_logits=top_logits,
     )
     config = EngineConfig(
         max_step_tokens=max_step_tokens,

@@ -62,6 +62,16 @@ def test_layers_with_different_heads_are_in_slots_by_default(tmp_path: Path) -> 
     assert reasons[SLOT_KV].endswith("has 2; blocks need equal")
 
 
+@pytest.mark.parametrize("case", ["bloom", "falcon-alibi-sequential"])
+def test_biases_by_distance_are_in_neither(case: str, tmp_path: Path) -> None:
+    """ALiBi has a mask for each head, which neither of the two operators takes."""
+    checkpoint = write_case(case, tmp_path / "c")
+    for options in ({}, {"kv_memory": "slots"}, {"kv_memory": "paged"}):
+        memory, reasons = memory_of(checkpoint, **options)
+        assert memory == "explicit"
+        assert "one mask for all heads" in reasons[EXPLICIT_KV]
+
+
 def test_states_are_in_neither(tmp_path: Path) -> None:
     checkpoint = write_case("lfm2", tmp_path / "c")
     for options in ({}, {"kv_memory": "slots"}, {"kv_memory": "paged"}):

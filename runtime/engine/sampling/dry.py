@@ -30,6 +30,8 @@ class Dry:
         prompt_token_ids: [n].
     """
 
+    lowers = True
+
     def __init__(self, params: SamplingParams, breakers: Collection[int], prompt_token_ids: Integers) -> None:
         self._params = params
         self._breakers = np.array(sorted(breakers), np.int64)

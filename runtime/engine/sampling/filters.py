@@ -18,6 +18,8 @@ from .candidates import Integers
 Floats = npt.NDArray[np.float64]
 
 COLDEST = 1e-30  # the lowest temperature: its reciprocal is finite in float32
+# Relative error of a float32 sum of exponentials over a vocabulary, on the CPU or on a device.
+ROUNDING = 1e-4
 _LEAST = math.ulp(0.0)
 
 _F = TypeVar("_F", np.float32, np.float64)

@@ -19,6 +19,10 @@ Logits = npt.NDArray[np.float32]  # [vocab_size]
 class LogitsProcessor(Protocol):
     """Changes the logits of one request, and observes its tokens."""
 
+    @property
+    def lowers(self) -> bool:
+        """Whether it lowers logits or leaves them, next time, and changes none because of another one."""
+
     def observe(self, token: int) -> None:
         """Record a generated token."""
 
@@ -32,6 +36,7 @@ class LogitBias:
     def __init__(self, bias: Mapping[int, float]) -> None:
         self._ids = np.array(list(bias), np.int64)
         self._values = np.array(list(bias.values()), np.float32)
+        self.lowers = bool((self._values <= 0).all())
 
     def observe(self, token: int) -> None:
         """Do nothing."""
@@ -43,6 +48,8 @@ class LogitBias:
 
 class AllowedTokens:
     """Forbids all tokens except the given ones."""
+
+    lowers = True
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         self._ids = np.array(sorted(set(token_ids)), np.int64)
@@ -59,6 +66,8 @@ class AllowedTokens:
 
 class MinTokens:
     """Forbids end tokens; ``SamplingState`` removes it after ``min_tokens`` tokens."""
+
+    lowers = True
 
     def __init__(self, end_token_ids: Collection[int]) -> None:
         self._ids = np.array(sorted(end_token_ids), np.int64)
@@ -107,6 +116,11 @@ class ThoughtBudget:
         self._told = not marks.message_ids
 
     @property
+    def lowers(self) -> bool:
+        """Whether the thought is not ended by the next token: the token that must come may be raised."""
+        return self._done or not self._begun or self._left > 0
+
+    @property
     def thinks(self) -> bool:
         """Whether the answer is in a thought, or may begin with one."""
         return not self._done
@@ -134,7 +148,7 @@ class ThoughtBudget:
 
     def apply(self, logits: Logits) -> None:
         """Forbid all tokens but the next one of the closing mark, if the budget is spent."""
-        if self._done or not self._begun or self._left > 0:
+        if self.lowers:
             return
         if not self._forced and not self._told:
             self._forced.extend(self._marks.message_ids)
@@ -154,6 +168,8 @@ class ThoughtBudget:
 
 class BadWords:
     """Forbids the last token of a bad word if its other tokens were just generated."""
+
+    lowers = True
 
     def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
         self._by_last: dict[int, list[tuple[int, ...]]] = {}  # last but one token -> sequences
@@ -184,6 +200,8 @@ class BadWords:
 class NoRepeatNgram:
     """Forbids tokens that would repeat an n-gram of prompt or output (arXiv:1705.04304)."""
 
+    lowers = True
+
     def __init__(self, size: int, token_ids: Iterable[int]) -> None:
         self._size = size
         self._tail: tuple[int, ...] = ()
@@ -204,6 +222,8 @@ class NoRepeatNgram:
 
 class CustomFunctions:
     """Runs a request's own functions, in order."""
+
+    lowers = False
 
     def __init__(self, functions: Sequence[LogitsFunction]) -> None:
         self._functions = functions

@@ -19,6 +19,9 @@ class Penalties:
 
     def __init__(self, params: SamplingParams, prompt_token_ids: npt.NDArray[np.int64]) -> None:
         self._params = params
+        self.lowers = (
+            params.repetition_penalty >= 1.0 and min(params.presence_penalty, params.frequency_penalty) >= 0.0
+        )
         seen = np.unique(prompt_token_ids) if params.repetition_penalty != 1.0 else np.empty(0, np.int64)
         self._size = len(seen)
         self._ids = np.concatenate([seen, np.zeros(_FIRST_CAPACITY, np.int64)])
@@ -45,10 +48,14 @@ class Penalties:
         """Apply the penalties to ``logits`` [vocab_size] in place."""
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         values = logits[ids]
-        repetition = np.float32(self._params.repetition_penalty)
-        values = np.where(values > 0, values / repetition, values * repetition)
-        values -= np.float32(self._params.frequency_penalty) * counts.astype(np.float32)
-        values -= np.float32(self._params.presence_penalty) * (counts > 0)
+        params = self._params
+        if params.repetition_penalty != 1.0:
+            repetition = np.float32(params.repetition_penalty)
+            values = np.where(values > 0, values / repetition, values * repetition)
+        if params.frequency_penalty:
+            values -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
+        if params.presence_penalty:
+            values -= np.float32(params.presence_penalty) * (counts > 0)
         logits[ids] = values
 
     def _append(self, token: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from ....errors import ProviderRuntimeError
 from ....providers.base import BestLogits
+from ....providers.native.best_draws import best_draws
 from ...types.sampling_params import SamplingParams
 from .candidates import GROUP_LOGITS, Row, top_candidates
+from .lowered_logits import lowered_logits
 from .random_sampling import NO_TOKEN as NO_TOKEN
 from .random_sampling import RandomSampler, draw_best
 from .sampling_state import SamplingState
@@ -80,24 +82,29 @@ def sample(
         One ``Sample`` per row; NO_TOKEN where nothing can be sampled.
     """
     samples = [_NOTHING] * len(rows)
-    random: list[int] = []
+    best: dict[int, BestLogits] = {}  # from which a token is drawn
+    processed: dict[int, BestLogits] = {}  # whose logits processors change before that
     undecided: list[int] = []
     for i, (row, state) in enumerate(zip(rows, states, strict=True)):
         if isinstance(row, BestLogits):
             if not math.isfinite(row.logsumexp):
                 undecided.append(i)
+            elif state.processors or state.error:
+                processed[i] = row
             elif state.greedy:
                 samples[i] = _best_sample(row, int(row.token_ids[0]), state)
             else:
-                random.append(i)
+                best[i] = row
         elif processors or not state.takes_most_likely:
             undecided.append(i)
         else:
             token = int(row.argmax())  # also finds any NaN
             if math.isfinite(row[token]):
                 samples[i] = Sample(token)
-    if random:
-        undecided += _sample_best(rows, states, random, samples)
+    if processed:
+        undecided += _lower_best(processed, states, best, samples)
+    if best:
+        undecided += _sample_best(best, processed, states, samples)
     if undecided:
         _sample_whole(rows, states, undecided, processors, samples)
     return samples
@@ -111,7 +118,9 @@ def best_may_suffice(
     With top-p and min-p this depends on the logits.
     """
     params = state.params
-    if state.processors or (processors and any(is_wanted(processor, state) for processor in processors)):
+    if state.processors and not state.lowers:
+        return False
+    if processors and any(is_wanted(processor, state) for processor in processors):
         return False
     if params.logprob_token_ids or (params.logprobs or 0) > count:
         return False
@@ -122,25 +131,62 @@ def best_may_suffice(
     return 0 < params.top_k <= count or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _sample_best(
-    rows: Sequence[Row | BestLogits],
+def _lower_best(
+    rows: Mapping[int, BestLogits],
     states: Sequence[SamplingState],
-    chosen: Sequence[int],
+    best: dict[int, BestLogits],
     samples: list[Sample],
 ) -> list[int]:
-    """Sample the chosen rows from their largest logits; return the rows for which these are not enough.
+    """Apply processors to the largest logits of ``rows``.
 
-    Log-probabilities are relative to all logits, up to rounding in the log-sum-exp.
+    Greedy rows are sampled, and what is left of others is added to ``best``.
+
+    Returns:
+        The rows for which these logits are not enough.
     """
-    best = [row for i in chosen if isinstance(row := rows[i], BestLogits)]
-    filters, uniforms = [states[i].filters() for i in chosen], [states[i].uniform() for i in chosen]
+    undecided, scratch = list[int](), np.empty(0, np.float32)
+    for i, row in rows.items():
+        state, left = states[i], None
+        if state.lowers and not state.error:
+            if not len(scratch):
+                scratch = np.full(row.vocab_size, -np.inf, np.float32)
+            left = lowered_logits(row, state, scratch)
+        if left is None:
+            undecided.append(i)
+        elif state.greedy:
+            samples[i] = _best_sample(row, int(left.token_ids[0]), state)
+        else:
+            best[i] = left
+    return undecided
+
+
+def _sample_best(
+    best: Mapping[int, BestLogits],
+    processed: Mapping[int, BestLogits],
+    states: Sequence[SamplingState],
+    samples: list[Sample],
+) -> list[int]:
+    """Sample rows from their largest logits; return the rows for which these are not enough.
+
+    Log-probabilities are relative to all logits, up to rounding in the log-sum-exp, and those of
+    ``processed`` to the logits before.
+    """
     undecided = []
-    for i, row, token in zip(chosen, best, draw_best(best, filters, uniforms), strict=True):
+    drawn = _draw_best([*best.values()], [states[i] for i in best])
+    for (i, row), token in zip(best.items(), drawn, strict=True):
         if token == NO_TOKEN:
             undecided.append(i)
         else:
-            samples[i] = _best_sample(row, token, states[i])
+            samples[i] = _best_sample(processed.get(i, row), token, states[i])
     return undecided
+
+
+def _draw_best(rows: Sequence[BestLogits], states: Sequence[SamplingState]) -> list[int]:
+    """Draw a token for each row by the library if it can draw all, else with NumPy; NO_TOKEN if undecided."""
+    native, options = best_draws(), [each for state in states if (each := state.draw_options) is not None]
+    if native is not None and len(options) == len(states):
+        return native(rows, options, [state.num_tokens for state in states])
+    return draw_best(rows, [state.filters() for state in states], [state.uniform() for state in states])
 
 
 def _sample_whole(
@@ -313,12 +359,15 @@ def _best_sample(row: BestLogits, token: int, state: SamplingState) -> Sample:
     count = state.params.logprobs
     if count is None:
         return Sample(token)
-    ids = row.token_ids.tolist()
-    places = [ids.index(token), *range(min(count, len(ids)))]
-    return Sample(
-        token,
-        tuple(
-            TokenLogprob(ids[place], float(row.logits[place]) - row.logsumexp, place + 1)
-            for place in dict.fromkeys(places)
-        ),
-    )
+    ids, logits = row.token_ids[:count].tolist(), row.logits[:count].tolist()
+    ranks = [*range(1, len(ids) + 1)]
+    if token not in ids:
+        place = row.token_ids.tolist().index(token)
+        ids.append(token)
+        logits.append(row.logits.item(place))
+        ranks.append(place + 1)
+    place = ids.index(token)
+    for column in (ids, logits, ranks):
+        column.insert(0, column.pop(place))
+    total = row.logsumexp
+    return Sample(token, tuple(map(TokenLogprob, ids, [logit - total for logit in logits], ranks)))

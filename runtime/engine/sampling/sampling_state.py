@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ....errors import RequestError
 from ....providers.base import Draw
+from ....providers.native.best_draws import pack_options
 from ...process.faults import fault_text
 from ...types.sampling_params import SamplingParams
 from ...types.watermark import Watermark
@@ -66,6 +67,7 @@ class SamplingState:
         thought: the marks of a thought, which ``reasoning_budget`` limits; None if the answer has none.
 
     Attributes:
+        draw_options: filters and key for ``BestDraws``; None if it lacks a filter of the request.
         greedy: whether the most likely token is taken.
         error: why a logits processor failed; nothing is sampled then. Empty if none did.
         invalid: whether the request itself caused that error.
@@ -77,6 +79,7 @@ class SamplingState:
         "_key",
         "_mirostat",
         "_tournament",
+        "draw_options",
         "error",
         "greedy",
         "invalid",
@@ -125,6 +128,10 @@ class SamplingState:
         self._tournament: SynthId | None = None
         if params.watermark is not None:
             self._mark(params.watermark)
+        self.draw_options: bytes | None = None
+        if params.greedy or not (params.mirostat or params.typical_p < 1.0 or params.xtc_probability):
+            f = self._filters
+            self.draw_options = pack_options(f.temperature, f.top_k, f.top_p, f.min_p, self._key)
 
     def _mark(self, watermark: Watermark) -> None:
         if watermark.kind == "green":
@@ -151,6 +158,11 @@ class SamplingState:
             self.processors = [p for p in self.processors if not isinstance(p, MinTokens)]
 
     @property
+    def lowers(self) -> bool:
+        """Whether the processors raise no logit."""
+        return all(processor.lowers for processor in self.processors)
+
+    @property
     def takes_most_likely(self) -> bool:
         """Whether the next token is the argmax of the model's logits, and no log-probabilities are wanted."""
         return self.greedy and not self.processors and self.params.logprobs is None
@@ -169,24 +181,28 @@ class SamplingState:
 
     def draw(self, ahead: int = 0) -> Draw | None:
         """Return how a device draws the token ``ahead`` of the next one; None if only the host can."""
-        params = self.params
-        if self.processors or self.error or params.mirostat or params.typical_p < 1.0:
+        if self.processors or self.error or self.draw_options is None:
             return None
-        if params.greedy:
+        if self.greedy:
             return Draw(0.0)
-        if params.xtc_probability or not (params.top_k or params.top_p < 1.0 or params.min_p):
-            return None  # the host draws from whole rows in another order
         f = self._filters
+        if not (f.top_k or f.top_p < 1.0 or f.min_p):
+            return None  # the host draws from whole rows in another order
         return Draw(self.uniform(ahead=ahead), f.temperature, f.top_k, f.top_p, f.min_p)
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return a copy of ``logits`` [vocab_size] with all processors applied, or itself if there are none.
-
-        If a processor fails, ``error`` is set and the copy is NaN, so that nothing is sampled.
-        """
+        """Return a copy of ``logits`` [vocab_size] with all processors applied; itself without any."""
         if not self.processors and not self.error:
             return logits
         logits = logits.copy()
+        self.process(logits)
+        return logits
+
+    def process(self, logits: npt.NDArray[np.float32]) -> None:
+        """Apply all processors to ``logits`` [vocab_size] in place.
+
+        If one fails, ``error`` is set and the logits are NaN, so that nothing is sampled.
+        """
         try:
             for processor in self.processors:
                 processor.apply(logits)
@@ -195,7 +211,6 @@ class SamplingState:
             self.invalid = isinstance(error, RequestError)
         if self.error:
             logits.fill(np.nan)
-        return logits
 
 
 def _penalties(params: SamplingParams, prompt_token_ids: npt.NDArray[np.int64]) -> Iterator[LogitsProcessor]:

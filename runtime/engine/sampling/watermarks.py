@@ -77,6 +77,8 @@ class GreenList:
         prompt_token_ids: [n].
     """
 
+    lowers = False
+
     def __init__(self, watermark: Watermark, prompt_token_ids: npt.NDArray[np.int64]) -> None:
         self._watermark = watermark
         self._last = int(prompt_token_ids[-1])
@@ -146,6 +148,8 @@ class SynthId:
         watermark: of the kind ``synthid``.
         filters: of the request.
     """
+
+    lowers = False
 
     def __init__(self, watermark: Watermark, filters: Filters) -> None:
         self._watermark, self._filters = watermark, filters

@@ -36,7 +36,7 @@ _MAX_OVERTAKES = 16
 _MAX_PROMPT_LOGITS = 128
 # A request waits for a prefix that another request is computing only if it is at least this long.
 _MIN_AWAITED_PREFIX = 16
-_PLACEHOLDER = -1  # no token
+_PLACEHOLDER = np.full(1, -1, np.int64)  # no token
 # Shorter prompts count as new without a look at the cache.
 _SHORT_PROMPT = 64
 # How much several requests that wait for their first token outweigh streams. At 8 streams of a closed loop, 6
@@ -178,9 +178,9 @@ class _Draft:
     def add_placeholder(self, request: Request, source: int) -> None:
         """Add a row of the token that row ``source`` of the step in flight draws."""
         assert request.slot is not None  # noqa: S101 -- only running requests are planned
-        token, start = np.array([_PLACEHOLDER], np.int64), request.num_tokens
+        start = request.num_tokens
         self.sampling.append(len(self.rows))
-        row = Row(request.slot, token, start, lora=request.lora_place, source=source)
+        row = Row(request.slot, _PLACEHOLDER.copy(), start, lora=request.lora_place, source=source)
         if request.images is not None:
             row.rope_positions = request.images.rope_positions(start, start + 1)
         self.rows.append(row)
@@ -318,15 +318,15 @@ class Scheduler:
         places = {request: i for i, request in enumerate(flight.requests)}
         sampling = set(flight.sampling)
         for request in self._running:
-            i = places.get(request)
-            row = None if i is None else flight.rows[i]
-            if i is None or row is None or row.start != request.num_computed:  # its row ran a wrong token
-                start = request.num_computed
-            else:
-                start = row.start + len(row.tokens)
-            if request.observes_prompt or request.restorable > start:
+            i, row, start = places.get(request), None, request.num_computed
+            if i is not None:
+                row = flight.rows[i]
+                if row.start == start:  # otherwise it ran a wrong token
+                    start += len(row.tokens)
+            observed = request.pooling is not None or request.awaits_prompt_logprobs
+            if (request.observes_prompt and observed) or request.restorable > start:
                 return None
-            if row is not None and i is not None and i in sampling and start == request.num_tokens:
+            if i is not None and row is not None and i in sampling and start == request.num_tokens:
                 if request.remaining_tokens > 1:
                     if row.draw is None:
                         skipped += 1
@@ -336,15 +336,14 @@ class Scheduler:
                 draft.add(request, start, 1)
             elif start < request.num_tokens:
                 prefilling.append((request, start))
-        lengths = {
-            row.slot: request.num_kept + (row.source is not None)
-            for row, request in zip(draft.rows, draft.requests, strict=True)
-        }
-        growth = sum(length - self._slots.held[slot] for slot, length in lengths.items())
+        lengths, growth = list[int](), 0
+        for row, request in zip(draft.rows, draft.requests, strict=True):
+            lengths.append(request.num_tokens - request.num_dropped + (row.source is not None))
+            growth += lengths[-1] - self._slots.held[row.slot]
         if 2 * skipped > len(flight.sampling) or not self._slots.fits(growth):
             return None
-        for slot, length in lengths.items():
-            self._slots.grow(slot, length)
+        for row, length in zip(draft.rows, lengths, strict=True):
+            self._slots.grow(row.slot, length)
         if prefilling:
             self._add_prompts(draft, prefilling, admit=False)
         return draft.plan(ahead=True)
@@ -390,8 +389,9 @@ class Scheduler:
             plan: the step that was finished.
             flight: the step after it, whose rows need what they have reserved.
         """
+        flying = set[Request]() if flight is None else {*flight.requests}
         for request, extra in zip(plan.requests, plan.proposed, strict=True):
-            if request.slot is None or (flight is not None and request in flight.requests):
+            if request.slot is None or request in flying:
                 continue
             if self._slots.held[request.slot] > request.num_kept:
                 self._slots.grow(request.slot, request.num_computed - request.num_dropped)

@@ -83,6 +83,23 @@ for case in range(60):
     for isa in isas(library):
         BlockRounding(library, ("rtn", "kquant")[case // 8 % 2], isa)(matrix, form)
 """
+DRAWS = """
+from carryall.providers.base import BestLogits
+from carryall.providers.native.best_draws import BestDraws, pack_options
+
+for case in range(200):
+    size, count = int(rng.integers(1, 2000)), int(rng.integers(1, 40))
+    rows = []
+    for row in range(count):
+        kept = int(rng.integers(1, min(size, 700) + 1))
+        logits = -np.sort(-rng.normal(0, 3, kept).astype(np.float32))
+        rows.append(BestLogits(np.arange(kept), logits, float(logits[0]) + 1.0, size, list, case % 2 == 0))
+    options = [
+        pack_options(float(rng.uniform(0.1, 3)), int(rng.integers(900)), float(rng.uniform(0.1, 1)), 0.0, row)
+        for row in range(count)
+    ]
+    BestDraws(library)(rows, options, range(count))
+"""
 END = 'print("clean")'
 _ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
 _THREAD = ["-fsanitize=thread", "-g"]
@@ -103,7 +120,9 @@ def sanitized(
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads GCC's sanitizer")
 @pytest.mark.parametrize("sanitized", [_ADDRESS], ids=["address"], indirect=True)
 @pytest.mark.parametrize(
-    "script", [LINEAR, STORED, ATTENTION, ROUNDING], ids=["linear", "stored", "attention", "rounding"]
+    "script",
+    [LINEAR, STORED, ATTENTION, ROUNDING, DRAWS],
+    ids=["linear", "stored", "attention", "rounding", "draws"],
 )
 def test_no_access_outside_of_the_arrays(sanitized: tuple[Path, list[str]], script: str) -> None:
     compiler = find_compiler() or []

@@ -61,6 +61,8 @@ class FaultyParser(MessageParser):
 class FaultyGrammar:
     """A grammar that allows every token and fails in one chosen method."""
 
+    lowers = True
+
     def __init__(self, broken: str) -> None:
         self.broken = broken
 

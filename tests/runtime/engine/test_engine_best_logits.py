@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import write_tiny
 
+from carryall.errors import ProviderUnavailableError
 from carryall.exporter.export import export_model
 from carryall.graph_opt.graph.saving import save_model
 from carryall.graph_opt.pipeline import pipeline
 from carryall.providers.base import RunnerConfig
+from carryall.providers.native import best_draws
 from carryall.providers.ort.slot_memory import SlotBinding
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.engine import Engine
@@ -65,7 +67,9 @@ option_sets = st.fixed_dictionaries(
         "top_p": st.floats(0.05, 1.0),
         "min_p": st.floats(0.0, 0.5),
         "typical_p": st.just(0.7),
-        "presence_penalty": st.just(0.5),
+        "presence_penalty": st.sampled_from([-0.5, 0.5]),
+        "repetition_penalty": st.sampled_from([0.9, 1.2]),
+        "min_tokens": st.just(3),
         "logprobs": st.integers(0, 5),
     },
 )
@@ -87,10 +91,22 @@ def test_equal_on_the_toy_model(options: list[dict[str, Any]], seed: int) -> Non
 def test_only_what_needs_all_logits_asks_for_them() -> None:
     engine, runner = null_engine(16)
     some: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 16}, {}]
+    some.append({"temperature": 0.7, "top_k": 5, "top_p": 0.8, "repetition_penalty": 1.05})
     run(engine, requests(some))
     assert runner.downloads == 0
     run(engine, requests([{"top_p": 0.9, "temperature": 3.0}]))
     assert runner.downloads == 6
+
+
+def test_a_damaged_library_is_refused_before_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged() -> Path:
+        raise ProviderUnavailableError("the CPU kernels are damaged")
+
+    monkeypatch.setattr(best_draws, "find_library", damaged)
+    best_draws.best_draws.cache_clear()
+    with pytest.raises(ProviderUnavailableError, match="are damaged"):
+        null_engine(16)
+    null_engine(0)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -14,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from speculation_kit import Oracle
 
+from carryall.errors import ProviderRuntimeError
+from carryall.providers.base import BestLogits
 from carryall.runtime.engine.requests.request import Grammar, Request
 from carryall.runtime.types.sampling_params import SamplingParams
 
@@ -27,6 +30,7 @@ class Late:
 
     finished = False
     error = ""
+    lowers = True
 
     def __init__(self, *delays: int) -> None:
         self._delays, self._asked, self._place = delays or (0,), 0, 0
@@ -88,6 +92,7 @@ def test_others_get_a_token_at_every_step() -> None:
     swap_tokens=st.sampled_from([0, 100]),
     temperature=st.sampled_from([0.0, 1.0]),
     lie_every=st.sampled_from([None, 0, 3]),
+    top_logits=st.sampled_from([0, 16]),
 )
 def test_late_grammars_do_not_change_the_result(
     delays: list[list[int]],
@@ -96,8 +101,9 @@ def test_late_grammars_do_not_change_the_result(
     swap_tokens: int,
     temperature: float,
     lie_every: int | None,
+    top_logits: int,
 ) -> None:
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=12)
+    params = SamplingParams(temperature=temperature, top_p=0.9, seed=3, max_tokens=12)
     prompt = [demanding(str(i), params=params) for i in range(len(delays))]
     expected = [run(make_engine()[0], [one])[0] for one in prompt]
     late = [demanding(str(i), *each, params=params) for i, each in enumerate(delays)]
@@ -109,6 +115,7 @@ def test_late_grammars_do_not_change_the_result(
         prefix_cache=prefix_cache,
         swap_tokens=swap_tokens,
         proposer=oracle,
+        top_logits=top_logits,
     )
     plain = [make_request(f"plain {i}", params=params) for i in range(2)]
     found = run(engine, [*late, *plain])
@@ -128,3 +135,20 @@ def test_one_that_waits_can_be_cancelled_and_its_deadline_holds() -> None:
     engine.add(expiring)
     run(engine)
     assert expiring.finish_reason == "cancelled"
+
+
+def test_a_failed_download_fails_the_request_that_waits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = make_engine(top_logits=16)
+    best = runner._best
+
+    def lost(logits: npt.NDArray[np.float32]) -> BestLogits:
+        return dataclasses.replace(best(logits), whole=refuse)
+
+    def refuse() -> npt.NDArray[np.float32]:
+        raise ProviderRuntimeError("device lost")
+
+    monkeypatch.setattr(runner, "_best", lost)
+    slow, fast = demanding("slow", 3), make_request("fast")
+    run(engine, [slow, fast])
+    assert (slow.finish_reason, slow.error) == ("error", "device lost")
+    assert fast.finish_reason == "length"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from async_runner import AsyncRunner
 from engine_kit import VOCAB, alone, make_request, make_runner
@@ -15,7 +18,7 @@ from carryall.providers.base import RunnerConfig
 from carryall.providers.targets.null import NullOptions, NullRunner
 from carryall.runtime.engine.config import EngineConfig
 from carryall.runtime.engine.engine import Engine
-from carryall.runtime.engine.requests.request import Request
+from carryall.runtime.engine.requests.request import Grammar, Request
 from carryall.runtime.types.sampling_params import SamplingParams
 
 WAYS: list[dict[str, Any]] = [
@@ -27,23 +30,68 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.2},
     {"temperature": 0.0, "logprobs": 2},
     {"top_k": 5, "xtc_probability": 0.5, "seed": 7},
+    {"temperature": 0.0, "prompt_logprobs": 1},
 ]
 
 
+class EvenBehind:
+    """A grammar that begins behind a token, and then allows even tokens."""
+
+    finished, error, lowers = False, "", True
+
+    def __init__(self, marker: int) -> None:
+        self.begun, self._marker = False, marker
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def ready(self, seconds: float) -> bool:
+        return True
+
+    def observe(self, token: int) -> None:
+        assert not self.begun or token % 2 == 0
+        self.begun = self.begun or token == self._marker
+
+    def apply(self, logits: npt.NDArray[np.float32]) -> None:
+        logits[1::2] = -np.inf
+
+    def forced_tokens(self) -> list[int]:
+        return []
+
+    def valid_prefix(self, tokens: Any) -> int:
+        return int(np.argmax([*(np.asarray(tokens) % 2 == 1), True]))
+
+    def copy(self) -> EvenBehind:
+        return self
+
+
 def ahead(
-    *, top_logits: int = 0, config: EngineConfig | None = None, **faults: Any
+    *, top_logits: int = 0, window: int = 0, config: EngineConfig | None = None, **faults: Any
 ) -> tuple[Engine, AsyncRunner]:
-    options = NullOptions(vocab_size=VOCAB, kv_bytes_per_token=1, top_logits=top_logits, embedding_size=4)
+    options = NullOptions(
+        vocab_size=VOCAB,
+        kv_bytes_per_token=1,
+        top_logits=top_logits,
+        embedding_size=4,
+        sliding_window=window,
+        trim_step=64 * (window > 0),
+    )
     runner = AsyncRunner(NullRunner(RunnerConfig(max_slots=4, context_length=256), options), **faults)
     return Engine(runner, config or EngineConfig(max_step_tokens=32)), runner
+
+
+def step(engine: Engine) -> None:
+    engine.step()
+    engine.check_integrity()
+    stats = engine.stats()
+    assert stats.kv_tokens_budget is None or stats.kv_tokens <= stats.kv_tokens_budget
 
 
 def finish(engine: Engine, runner: AsyncRunner, requests: list[Request]) -> None:
     for _ in range(5000):
         if not engine.has_work:
             break
-        engine.step()
-        engine.check_integrity()
+        step(engine)
     assert not engine.has_work
     assert runner.misuse == []
     engine.clear_prefix_cache()
@@ -100,6 +148,105 @@ def test_a_token_that_the_device_drew_wrong_is_run_again(wrong: float) -> None:
     finish(engine, runner, requests)
     assert runner.corrected > 5
     assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
+
+
+@pytest.mark.parametrize("top_logits", [0, 16])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_p": 0.9, "seed": 3}], ids=str)
+def test_a_grammar_that_begins_while_the_next_step_is_in_flight_holds_its_token(
+    options: dict[str, Any], top_logits: int
+) -> None:
+    params = SamplingParams(max_tokens=20, **options)
+    prompt = make_request("a", 5).prompt_token_ids
+    marker = alone(make_request("a", prompt, params))[3]
+    tokens: list[list[int]] = []
+    for _, runner in (ahead(), ahead(top_logits=top_logits, seconds=0.002)):
+        runner.info = dataclasses.replace(runner.info, steps_ahead=len(tokens))
+        engine = Engine(runner, EngineConfig(max_step_tokens=32))
+        request = Request("a", prompt, params, late_grammar=EvenBehind(marker))
+        engine.add(request)
+        finish(engine, runner, [request])
+        tokens.append(request.output_token_ids)
+    assert tokens[0] == tokens[1]
+    assert any(token % 2 for token in tokens[0][:4])
+    assert all(token % 2 == 0 for token in tokens[0][4:])
+
+
+def test_a_request_that_comes_while_others_run_gets_its_token_soon() -> None:
+    engine, runner = ahead(seconds=0.002)
+    first = make_request("a", 5, SamplingParams(temperature=0, max_tokens=40))
+    engine.add(first)
+    for _ in range(5):
+        engine.step()
+    second = make_request("b", 6, SamplingParams(temperature=0, max_tokens=4))
+    engine.add(second)
+    for _ in range(3):  # the step in flight, then that of its prompt
+        engine.step()
+    assert second.output_token_ids
+    finish(engine, runner, [first, second])
+    assert second.output_token_ids == alone(second)
+
+
+def test_the_step_ahead_takes_no_more_memory_than_there_is() -> None:
+    config = EngineConfig(max_step_tokens=32, prefix_cache=False, kv_bytes=60)
+    engine, runner = ahead(seconds=0.001, config=config)
+    requests = [make_request(str(i), 20, SamplingParams(temperature=0, max_tokens=25)) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    finish(engine, runner, requests)
+    assert engine.scheduler.preemptions
+    assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
+
+
+def test_windows_are_trimmed_while_nothing_is_in_flight() -> None:
+    config = EngineConfig(max_step_tokens=32, prefix_cache=False)
+    engine, runner = ahead(window=16, seconds=0.001, config=config)
+    requests = [make_request(str(i), 20, SamplingParams(temperature=0, max_tokens=150)) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    held = []
+    while engine.has_work:
+        engine.step()
+        held.append(runner.model.held_tokens())
+    assert runner.overlaps > 120
+    assert max(held) < 2 * 130, "KV behind the windows stays"  # of 2 * 169
+    finish(engine, runner, requests)
+    assert [request.output_token_ids for request in requests] == [alone(request) for request in requests]
+
+
+def test_steps_overlap_behind_a_prompt_with_log_probabilities() -> None:
+    engine, runner = ahead(top_logits=16)
+    request = make_request("a", 50, SamplingParams(temperature=0, max_tokens=20, prompt_logprobs=2))
+    plain = Engine(make_runner(), EngineConfig(max_step_tokens=32))
+    expected = make_request("a", request.prompt_token_ids, request.params)
+    for each, on in ((expected, plain), (request, engine)):
+        on.add(each)
+        while on.has_work:
+            on.step()
+    assert runner.overlaps >= 17
+    assert request.output_token_ids == expected.output_token_ids
+    assert request.prompt_logprobs() == expected.prompt_logprobs()
+    finish(engine, runner, [request])
+
+
+def test_steps_overlap_while_a_grammar_compiles() -> None:
+    engine, runner = ahead()
+    compiled: Future[Grammar] = Future()
+    prompt = make_request("late", 5).prompt_token_ids
+    late = Request("late", prompt, SamplingParams(temperature=0, max_tokens=6), grammar=compiled)
+    other = make_request("other", 6, SamplingParams(temperature=0, max_tokens=40))
+    engine.add(late)
+    engine.add(other)
+    for _ in range(20):
+        engine.step()
+    assert runner.overlaps >= 18
+    assert late.output_token_ids == []
+    grammar = EvenBehind(-1)
+    grammar.begun = True
+    compiled.set_result(grammar)
+    finish(engine, runner, [late, other])
+    assert len(late.output_token_ids) == 6
+    assert all(token % 2 == 0 for token in late.output_token_ids)
+    assert other.output_token_ids == alone(other)
 
 
 def test_a_failed_step_takes_the_one_after_it_along_and_both_are_run_again() -> None:
@@ -162,13 +309,13 @@ def test_any_mix_of_requests_gets_the_tokens_that_each_gets_alone(data: st.DataO
             max_step_tokens=data.draw(st.integers(5, 40)),
             prefix_cache=data.draw(st.booleans()),
             kv_bytes=data.draw(st.sampled_from([None, 300])),
+            swap_bytes=data.draw(st.sampled_from([0, 4000])),
         ),
     )
     requests: list[Request] = []
     for i in range(data.draw(st.integers(1, 12))):
         for _ in range(data.draw(st.integers(0, 6))):
-            engine.step()
-            engine.check_integrity()
+            step(engine)
         if requests and data.draw(st.integers(0, 5)) == 0:
             engine.cancel(requests[data.draw(st.integers(0, len(requests) - 1))].request_id)
             engine.check_integrity()

@@ -35,7 +35,7 @@ def test_a_mask_forbids_the_tokens_whose_bit_is_0(words: int, seed: int, share: 
     count = words * 32 - int(rng.integers(32))
     logits = rng.standard_normal(count).astype(np.float32)
     expected = np.where(allowed[:count], logits, np.float32(-np.inf))
-    grammars._forbid(logits, np.packbits(allowed, bitorder="little").view(np.int32))
+    grammars.forbid(logits, np.packbits(allowed, bitorder="little").view(np.int32))
     assert np.array_equal(logits, expected)
 
 

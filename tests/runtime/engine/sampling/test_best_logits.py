@@ -16,12 +16,14 @@ from plain_sampler import ROUNDING, keep, most_likely, whole_rows_used
 
 from carryall.errors import ProviderRuntimeError
 from carryall.providers.base import BestLogits
-from carryall.runtime.engine.sampling.sampler import Sample, best_may_suffice, sample
+from carryall.runtime.engine.sampling.lowered_logits import lowered_logits
+from carryall.runtime.engine.sampling.sampler import NO_TOKEN, Sample, best_may_suffice, sample
 from carryall.runtime.engine.sampling.sampling_state import SamplingState
 from carryall.runtime.types.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 EMPTY = np.empty(0, np.int64)
+pytestmark = pytest.mark.usefixtures("draws")
 
 
 def not_asked() -> Logits:
@@ -103,6 +105,103 @@ def test_equals_sampling_from_all_logits(
         check_reference(got, logits, state)
 
 
+class Even:
+    """A grammar that allows even tokens."""
+
+    lowers = True
+
+    def observe(self, token: int) -> None:
+        """Do nothing."""
+
+    def apply(self, logits: Logits) -> None:
+        logits[1::2] = -np.inf
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=400)
+@given(
+    seed=st.integers(0, 2**31),
+    spread=st.sampled_from([0.5, 2.0, 3.0, 6.0]),
+    ties=st.booleans(),
+    count=st.sampled_from([1, 8, 64, 600]),
+    grammar=st.booleans(),
+    seen=st.lists(st.integers(0, 80), max_size=30),  # ranks of tokens of the text
+    options=st.fixed_dictionaries(
+        {"temperature": st.one_of(st.just(0.0), st.just(1.0), st.floats(0.05, 3.0))},
+        optional={
+            "top_k": st.integers(1, 900),
+            "top_p": st.floats(0.01, 0.999),
+            "min_p": st.floats(0.001, 1.0),
+            "logprobs": st.integers(0, 8),
+            "repetition_penalty": st.floats(1.0, 20.0),
+            "presence_penalty": st.floats(0.0, 2.0),
+            "frequency_penalty": st.floats(0.0, 2.0),
+            "no_repeat_ngram_size": st.integers(1, 3),
+            "dry_multiplier": st.floats(0.1, 3.0),
+            "xtc_probability": st.just(0.5),
+        },
+    ),
+    bias=st.lists(st.tuples(st.integers(0, 80), st.floats(-100.0, 0.0)), max_size=4),
+)
+def test_lowered_logits_equal_sampling_from_all(
+    seed: int,
+    spread: float,
+    ties: bool,
+    count: int,
+    grammar: bool,
+    seen: list[int],
+    options: dict[str, Any],
+    bias: list[tuple[int, float]],
+) -> None:
+    logits = random_logits(seed, spread, ties=ties)
+    ranked = np.argsort(-logits, kind="stable")
+    if bias:
+        options |= {"logit_bias": {int(ranked[rank]): value for rank, value in bias}}
+    state = SamplingState(SamplingParams(seed=seed, **options), ranked[seen[::2]])
+    for rank in seen[1::2]:
+        state.observe(int(ranked[rank]))
+    if grammar:
+        state.restrict(Even())
+    if not best_may_suffice(state, count):
+        return
+    expected = sample([logits], [state])[0]
+    (got,) = sample_best([best_of(logits, count)], [state])
+    if got is not None:
+        check_equal(got, expected)
+    if not state.processors:
+        return
+    scratch = np.full(len(logits), -np.inf, np.float32)
+    left = lowered_logits(best_of(logits, count), state, scratch)
+    assert (scratch == -np.inf).all()
+    if left is not None:
+        whole = state.processed(logits)
+        assert left.token_ids.tolist() == np.argsort(-whole, kind="stable")[: len(left.logits)].tolist()
+        assert np.array_equal(left.logits, whole[left.token_ids])
+        sums = np.exp(whole.astype(np.float64) - float(whole.max())).sum()
+        assert left.logsumexp >= float(whole.max()) + np.log(sums) - ROUNDING
+
+
+def test_logits_that_a_processor_raises_are_asked_for() -> None:
+    logits = random_logits(0, 3.0)
+    state = SamplingState(SamplingParams(temperature=0.0, logit_bias={5: 2.0}), EMPTY)
+    assert sample_best([best_of(logits, 64)], [state]) == [None]
+
+
+def test_a_processor_that_fails_fails_its_row_alone() -> None:
+    class Failing(Even):
+        def apply(self, logits: Logits) -> None:
+            raise ValueError("no mask")
+
+    logits = random_logits(0, 3.0)
+    states = [SamplingState(SamplingParams(temperature=0.0), EMPTY) for _ in range(3)]
+    for state, grammar in zip(states, (Even(), Failing(), Even()), strict=True):
+        state.restrict(grammar)
+    rows = [dataclasses.replace(best_of(logits, 64), whole=lambda: logits)] * 3
+    first, failed, last = sample(rows, states)
+    assert (failed.token_id, states[1].error) == (NO_TOKEN, "Failing failed: ValueError('no mask')")
+    assert first == last == sample([logits], [states[0]])[0]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -115,14 +214,17 @@ def test_equals_sampling_from_all_logits(
         {"top_p": 0.5, "temperature": 1.2},
         {"min_p": 0.1},
         {"top_p": 0.9, "xtc_probability": 1.0, "xtc_threshold": 0.05},
+        {"temperature": 0.0, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+        {"top_k": 20, "top_p": 0.8, "temperature": 0.7, "repetition_penalty": 1.05},
+        {"top_p": 0.9, "repetition_penalty": 1.1},
     ],
     ids=str,
 )
 def test_the_usual_options_need_no_more_than_the_best(options: dict[str, Any]) -> None:
     suffice = 0
     for seed in range(50):
-        state = SamplingState(SamplingParams(seed=seed, **options), EMPTY)
         logits = random_logits(seed, 6.0)
+        state = SamplingState(SamplingParams(seed=seed, **options), np.argsort(-logits)[::3])
         assert best_may_suffice(state, 64)
         (got,) = sample_best([best_of(logits, 64)], [state])
         if got is not None:
@@ -138,7 +240,8 @@ def test_the_usual_options_need_no_more_than_the_best(options: dict[str, Any]) -
         {"top_k": 33},
         {"top_k": 8, "typical_p": 0.5},
         {"mirostat": 2},
-        {"temperature": 0.0, "repetition_penalty": 1.1},
+        {"temperature": 0.0, "repetition_penalty": 0.9},
+        {"temperature": 0.0, "presence_penalty": 1.0, "frequency_penalty": -0.1},
         {"temperature": 0.0, "logit_bias": {3: 5.0}},
         {"temperature": 0.0, "logprobs": 33},
         {"temperature": 0.0, "logprobs": 1, "logprob_token_ids": [7]},

@@ -74,6 +74,7 @@ def test_all_ways_in_one_step_give_the_same_tokens() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("draws")
 @pytest.mark.parametrize("count", [8, 64, 600])
 def test_the_largest_logits_give_the_same_tokens(count: int) -> None:
     """A device's largest logits decide, or the row is fetched."""

@@ -153,6 +153,8 @@ def test_a_batch_draws_what_each_row_draws_alone(watermark: Any, options: dict[s
 class Forbids:
     """A grammar that allows the tokens below 5."""
 
+    lowers = True
+
     def observe(self, token: int) -> None: ...
 
     def apply(self, logits: npt.NDArray[np.float32]) -> None:

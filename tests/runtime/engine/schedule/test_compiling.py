@@ -17,6 +17,8 @@ from carryall.runtime.engine.requests.request import Grammar, Request
 class Countdown:
     """A grammar that allows one token a given number of times, then ends or fails."""
 
+    lowers = True
+
     def __init__(self, token: int, count: int, error: str = "") -> None:
         self.token, self.count, self._error = token, count, error
 
