@@ -163,7 +163,8 @@ def forbid(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.int32]) -> None
         logits: [vocab_size].
         mask: [>= vocab_size / 32], bit i % 32 of word i // 32 for token i.
     """
-    if len(left := np.flatnonzero(logits > -np.inf)) <= len(mask) // 8:
+    if np.count_nonzero(logits > -np.inf) <= len(mask) // 8:
+        left = np.flatnonzero(logits > -np.inf)
         logits[left[(mask[left >> 5] >> (left & 31)) & 1 == 0]] = -np.inf
         return
     some, rest = np.flatnonzero(mask), np.flatnonzero(mask != -1)
