@@ -88,7 +88,7 @@ def huge_bytes(file: Path) -> int:
 
 @pytest.mark.parametrize("rows", [1, 1000])
 def test_slabs_of_any_size_are_in_huge_pages(tmp_path: Path, rows: int) -> None:
-    """Of 16 MB all but the last block and one more, where the system has huge pages for a file of one write."""
+    """All but the last block and one more, where the system has huge pages for a file of one write."""
 
     def require_huge_pages() -> None:
         whole = tmp_path / "whole"
