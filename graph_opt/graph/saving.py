@@ -22,7 +22,7 @@ from .onnx_files import read_onnx
 _INLINE_BYTES = 256  # tensors up to this size are stored in the ONNX file itself
 _MAX_IN_FLIGHT_BYTES = 256 << 20
 _ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
-# Linux caches a block of this size in one page, if it has one left and one write covers the block, and maps it
+# Linux caches a block of this size in one page, if one is left and one write covers the block, and maps it
 # so. From pages of 4096 bytes a core reads weights at half the rate.
 _HUGE_PAGE = 2 << 20
 
