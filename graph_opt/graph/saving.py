@@ -15,16 +15,13 @@ from ...progress import Progress
 from ...records import dataclass
 from ...storage.hashes import LARGE_BYTES, link_known, remember_sums
 from ...storage.page_sums import PageSums
-from ...storage.writing import writing
+from ...storage.writing import HUGE_PAGE_BYTES, writing
 from .lazy import SlabTensor, shape_of
 from .onnx_files import read_onnx
 
 _INLINE_BYTES = 256  # tensors up to this size are stored in the ONNX file itself
 _MAX_IN_FLIGHT_BYTES = 256 << 20
 _ALIGNMENT = 4096  # of large tensors, so that runtimes can map them
-# Linux caches a block of this size in one page, if one is left and one write covers the block, and maps it
-# so. From pages of 4096 bytes a core reads weights at half the rate.
-_HUGE_PAGE = 2 << 20
 
 
 _OF_FILES = (ir.LazyTensor, ir.ExternalTensor)
@@ -33,8 +30,10 @@ _OF_FILES = (ir.LazyTensor, ir.ExternalTensor)
 class _Unbuffered:
     """A file past its buffer: whole huge pages are written, or an error is raised, at once.
 
-    Bytes that wait in a buffer of Python fail again when the file is closed, and onnx_ir then leaves the
-    files of other threads open. Here bytes wait until others complete their huge page, or until ``finish``.
+    Linux caches a block of the size of a huge page in one page, if one is left and one write covers the
+    block, and maps it so. Bytes that wait in a buffer of Python fail again when the file is closed, and onnx_ir
+    then leaves the files of other threads open. Here they wait until others complete their huge page, or until
+    ``finish``.
     """
 
     def __init__(self, file: Any, sums: PageSums | None) -> None:
@@ -49,13 +48,13 @@ class _Unbuffered:
         if self._sums is not None:
             self._sums.add(position, rest)  # while the content is in the caches
         if self._end:
-            missing = -position % _HUGE_PAGE
+            missing = -position % HUGE_PAGE_BYTES
             self._end += rest[:missing]
             rest, position = rest[missing:], position + missing
             if not rest:
                 return
             self.finish()
-        whole = (position + len(rest)) // _HUGE_PAGE * _HUGE_PAGE - position
+        whole = (position + len(rest)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - position
         if whole > 0:
             self._write(rest[:whole])
             rest = rest[whole:]

@@ -102,7 +102,7 @@ def test_rejected_proposals_cost_less_than_three_percent(batched: bool, rows: in
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5])
 @pytest.mark.parametrize("token", [0.15, 0.4])
 def test_a_first_short_text_loses_at_most_three_percent(rate: float, token: float) -> None:
-    """A head whose tokens cost a part of a plain step, other work beside the first steps, good and bad luck."""
+    """Tokens that cost a part of a plain step, other work beside the first steps, good and bad luck."""
     losses = []
     for seed in range(30):
         clock = preempted(np.random.default_rng(seed))
@@ -255,5 +255,6 @@ def test_costs_are_learned_by_proposer() -> None:
     assert costs.token("a", 1) == pytest.approx(0.08, abs=0.03)
     assert costs.added("a", 4, 2, 6) == pytest.approx(0.58, abs=0.15)
     assert costs.token("b", 1) == pytest.approx(0.22)
-    assert costs.is_measured("a", 1) and not costs.is_measured("b", 1)
+    assert costs.is_measured("a", 1)
+    assert not costs.is_measured("b", 1)
     assert costs.plain(2) is None
