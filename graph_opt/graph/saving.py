@@ -31,9 +31,9 @@ class _Unbuffered:
     """A file past its buffer: whole huge pages are written, or an error is raised, at once.
 
     Linux caches a block of the size of a huge page in one page, if one is left and one write covers the
-    block, and maps it so. Bytes that wait in a buffer of Python fail again when the file is closed, and onnx_ir
-    then leaves the files of other threads open. Here they wait until others complete their huge page, or until
-    ``finish``.
+    block, and maps it so. Bytes that wait in a buffer of Python fail again when the file is closed, and
+    onnx_ir then leaves the files of other threads open. Here they wait until others complete their huge page,
+    or until ``finish``.
     """
 
     def __init__(self, file: Any, sums: PageSums | None) -> None:
