@@ -15,7 +15,7 @@ from ...progress import Progress
 from ...records import dataclass
 from ...storage.hashes import LARGE_BYTES, link_known, remember_sums
 from ...storage.page_sums import PageSums
-from ...storage.writing import writing
+from ...storage.writing import HUGE_PAGE_BYTES, writing
 from .lazy import SlabTensor, shape_of
 from .onnx_files import read_onnx
 
@@ -28,22 +28,44 @@ _OF_FILES = (ir.LazyTensor, ir.ExternalTensor)
 
 
 class _Unbuffered:
-    """A file past its buffer: a write is whole, or an error at once.
+    """A file past its buffer: whole huge pages are written, or an error is raised, at once.
 
-    Bytes that wait in a buffer of Python fail again when the file is closed, and onnx_ir then leaves the
-    files of other threads open.
+    Linux caches a block of the size of a huge page in one page, if one is left and one write covers the
+    block, and maps it so. Bytes that wait in a buffer of Python fail again when the file is closed, and
+    onnx_ir then leaves the files of other threads open. Here they wait until others complete their huge page,
+    or until ``finish``.
     """
 
     def __init__(self, file: Any, sums: PageSums | None) -> None:
         file.flush()
-        self._raw, self._sums = file.raw, sums
+        self._raw, self._sums, self._end = file.raw, sums, bytearray()
         self.fileno, self.flush, self.tell, self.seek = file.fileno, file.flush, file.raw.tell, file.raw.seek
 
     def write(self, content: Any) -> None:
-        """Write all bytes at the file's position."""
+        """Write bytes behind those before."""
         rest = memoryview(content)
+        position = self._raw.tell() + len(self._end)
         if self._sums is not None:
-            self._sums.add(self._raw.tell(), rest)  # while the content is in the caches
+            self._sums.add(position, rest)  # while the content is in the caches
+        if self._end:
+            missing = -position % HUGE_PAGE_BYTES
+            self._end += rest[:missing]
+            rest, position = rest[missing:], position + missing
+            if not rest:
+                return
+            self.finish()
+        whole = (position + len(rest)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - position
+        if whole > 0:
+            self._write(rest[:whole])
+            rest = rest[whole:]
+        self._end += rest
+
+    def finish(self) -> None:
+        """Write what waits."""
+        self._write(memoryview(self._end))
+        self._end = bytearray()
+
+    def _write(self, rest: memoryview) -> None:
         while rest:
             rest = rest[self._raw.write(rest) :]
 
@@ -78,6 +100,7 @@ class _Written(ir.LazyTensor):
             target.write(array.reshape(-1).view(np.uint8).data)
         else:
             target.write(tensor.tobytes())
+        target.finish()
 
 
 def save_checked(

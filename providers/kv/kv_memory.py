@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import ProviderRuntimeError
 from ...records import dataclass
+from ...storage.writing import HUGE_PAGE_BYTES
 
 # The Linux value, for Python builds that do not export it; other systems commit lazily without the flag.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -36,10 +37,16 @@ class KVSpec:
         return self.heads * self.width * self.dtype.itemsize
 
 
-def reserve(name: str, size: int) -> mmap.mmap:
+def reserve(name: str, size: int, piece: int = 1) -> mmap.mmap:
     """Map memory that is committed page by page, by the first write, so that unused context costs nothing.
 
     Windows counts the whole mapping against its commit limit.
+
+    Args:
+        name: of what is kept in it.
+        size: bytes.
+        piece: bytes that are written together. From a quarter of a huge page on, Linux gives huge pages, from
+            which a core reads faster; for less, those of the first tokens would take gigabytes.
 
     Raises:
         ProviderRuntimeError: the address space cannot be reserved.
@@ -53,6 +60,6 @@ def reserve(name: str, size: int) -> mmap.mmap:
             f"cannot reserve {size / 2**30:.1f} GiB of address space for KV buffer '{name}': {error}. "
             "Lower max_slots or context_length."
         ) from error
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # 2 MiB pages for the first token of each head would take gigabytes
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE if 4 * piece >= HUGE_PAGE_BYTES else mmap.MADV_NOHUGEPAGE)
     return memory

@@ -35,7 +35,8 @@ class StateMemory:
     def __init__(self, shapes: Mapping[str, Sequence[int]], places: int, slots: int) -> None:
         self.arrays: dict[str, npt.NDArray[np.float32]] = {}
         for name, shape in shapes.items():
-            flat = np.frombuffer(reserve(name, 4 * places * math.prod(shape)), np.float32)
+            each = 4 * math.prod(shape)
+            flat = np.frombuffer(reserve(name, places * each, each), np.float32)
             self.arrays[name] = flat.reshape(places, *shape)
         self._pool = BlockPool(places)
         self._kept: list[dict[int, int]] = [{} for _ in range(slots)]  # by slot, places by length

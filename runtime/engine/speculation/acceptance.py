@@ -8,7 +8,7 @@ from ....records import dataclass
 
 _MEMORY = 16.0  # verified tokens that count, of one request
 # If the first token of a proposal is rejected, the text may have changed: forget this share of the successes.
-_FORGET_ON_MISS = 0.25
+_FORGET_ON_MISS = 0.1
 _SHARED_MEMORY = 256.0  # verified tokens that count, of all requests
 _PRIOR = 0.6
 _WEIGHT = 2.0  # of the prior, in verified tokens

@@ -6,6 +6,7 @@ import bisect
 from collections import deque
 
 _REMEMBERED = 12  # measurements of each kind
+_ENOUGH = 3  # plain steps; of one alone other work on the machine may have doubled the time
 # Other work on the machine only adds time, so a low quantile estimates the cost of a step.
 _QUANTILE = 0.3
 _OUTLIER = 2.0  # time beyond this multiple of the expectation is not counted as a cost of proposals
@@ -38,8 +39,8 @@ class StepCosts:
         self._share: dict[tuple[object, int], float] = {}
 
     def plain(self, rows: int) -> float | None:
-        """Return the seconds of a plain step of ``rows`` rows; None if none was measured."""
-        return self._usual.get(rows)
+        """Return the seconds of a plain step of ``rows`` rows; None until some were measured."""
+        return self._usual.get(rows) if len(self._recent.get(rows, ())) >= _ENOUGH else None
 
     def observe_plain(self, rows: int, seconds: float, *, follows: bool = False) -> None:
         """Learn from a step without proposals; ``follows`` says that the previous step had proposals."""
@@ -58,6 +59,10 @@ class StepCosts:
     def added(self, proposer: object, rows: int, lengthened: int, tokens: int) -> float:
         """Return the seconds that ``tokens`` proposals in ``lengthened`` of ``rows`` rows add to a step."""
         return self._without_tokens(rows, lengthened) + self.token(proposer, rows) * tokens - self._at(rows)
+
+    def is_measured(self, proposer: object, rows: int) -> bool:
+        """Whether the cost of a proposed token was measured."""
+        return (proposer, rows) in self._share
 
     def token(self, proposer: object, rows: int) -> float:
         """Return the seconds that each proposed token costs."""

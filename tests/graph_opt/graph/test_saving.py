@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
@@ -66,3 +70,45 @@ def test_a_file_that_something_else_writes_to_is_read(tmp_path: Path) -> None:
     assert not hashes._in_process
     with FolderHashes(tmp_path) as known:
         assert known.sums("m.onnx.data") == known.sums("n.onnx.data")
+
+
+BLOCK = 2 << 20  # of a huge page
+
+
+def huge_bytes(file: Path) -> int:
+    """Return how much of a file Linux maps in huge pages."""
+    with (
+        file.open("rb") as opened,
+        mmap.mmap(opened.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content,
+    ):
+        np.frombuffer(content, np.uint8)[:: mmap.PAGESIZE].sum()
+        mapped = re.search(r"FilePmdMapped: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    return int(mapped[1]) * 1024 if mapped else 0
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_slabs_of_any_size_are_in_huge_pages(tmp_path: Path, rows: int) -> None:
+    """All but the last block and one more, where the system has huge pages for a file of one write."""
+
+    def require_huge_pages() -> None:
+        whole = tmp_path / "whole"
+        whole.write_bytes(bytes(8 * BLOCK))
+        if huge_bytes(whole) < 8 * BLOCK:
+            pytest.skip("this system maps no files in huge pages, or has none left")
+
+    require_huge_pages()
+    content = RNG.integers(0, 256, (4000, 4200), np.uint8)
+
+    def slabs() -> Iterator[npt.NDArray[np.uint8]]:
+        yield content[:7]
+        yield from (content[first : first + rows] for first in range(7, len(content), rows))
+
+    value = ir.val("a", const_value=SlabTensor(slabs, content.shape))
+    node = ir.node("Identity", [value])
+    graph = ir.Graph([], node.outputs, nodes=[node], initializers=[value], opset_imports={"": 23}, name="g")
+    save_model(ir.Model(graph, ir_version=11), tmp_path / "m.onnx")
+    file = tmp_path / "m.onnx.data"
+    assert file.read_bytes() == content.tobytes()
+    found = huge_bytes(file)
+    require_huge_pages()
+    assert found >= content.nbytes // BLOCK * BLOCK - BLOCK

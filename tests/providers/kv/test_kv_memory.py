@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
+import re
 import sys
 from pathlib import Path
 
@@ -29,6 +31,20 @@ def test_reserving_is_free_and_a_page_takes_memory_when_it_is_written() -> None:
     assert not array[:: 2**20].any()
     array[: 2**25] = 1
     assert 2**25 <= resident_bytes() - before < 2**26
+
+
+@linux
+@pytest.mark.parametrize(("piece", "flag"), [(1, "nh"), (2**18, "nh"), (2**20, "hg")])
+def test_large_pieces_may_be_in_huge_pages(piece: int, flag: str) -> None:
+    memory = np.frombuffer(reserve("state", 2**26, piece), np.uint8)
+    address = memory.ctypes.data
+    regions = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    for region, flags in itertools.pairwise(regions):
+        span = re.search(r"^([0-9a-f]+)-([0-9a-f]+) ", region, re.MULTILINE)
+        if span and int(span[1], 16) <= address < int(span[2], 16):
+            assert flag in flags.splitlines()[0].split()
+            return
+    raise AssertionError("the memory is not mapped")
 
 
 def test_too_much_is_refused_with_the_remedy() -> None:
