@@ -187,4 +187,12 @@ def build_quantized(
     ):
         done = quantize_graph(model, measured, recipe)
         names = tuple(map(pass_name, done.passes))
-        write_graph(done.model, package.path, out, passes=names, quantization=done.record, progress=progress)
+        write_graph(
+            done.model,
+            package.path,
+            out,
+            passes=names,
+            quantization=done.record,
+            change_head=lambda head: quantized_head(head, recipe, package.path),
+            progress=progress,
+        )

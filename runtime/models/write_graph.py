@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,14 @@ import onnx_ir as ir
 
 from ...contract import CONTEXT_LENGTH
 from ...errors import OutputExistsError, UsageError
-from ...exporter.package import TOKENIZER_FILE, Package
+from ...exporter.config import read_config
+from ...exporter.draft_heads import draft_head_model
+from ...exporter.export import opened, sight
+from ...exporter.package import DRAFT_HEAD_FILE, TOKENIZER_FILE, Package
 from ...exporter.package_writing import check_paths, write_package
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.graph.half_scales import narrowed_scales
-from ...graph_opt.graph.load import read_model
+from ...graph_opt.graph.load import load_model, read_model
 from ...graph_opt.graph.map_types import restore_map_types
 from ...graph_opt.graph.saving import save_checked
 from ...progress import Progress
@@ -34,9 +37,12 @@ def write_graph(
     passes: tuple[str, ...] = (),
     quantization: dict[str, Any] | None = None,
     unchanged: bool = False,
+    change_head: Callable[[ir.Model], ir.Model] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a graph; partial files are deleted if that fails.
+
+    A package gets what the source sees, hears and predicts further tokens with.
 
     Args:
         model: the graph.
@@ -46,10 +52,12 @@ def write_graph(
         passes: names of the applied passes, for a package's record.
         quantization: the record of the quantization; None keeps that of ``source``.
         unchanged: whether ``model`` is the source's graph, so that a source of one file is copied.
+        change_head: applied to the graph of the source's draft head, such as a quantizer.
         progress: called for every tensor written into a package.
 
     Raises:
         OutputExistsError: ``out`` exists.
+        CheckpointError: a weight or a processor of a checkpoint, which the graph has not, is damaged.
         UsageError: ``source`` is an ONNX file, but ``out`` does not end in ``.onnx``.
     """
     check_output(source, out)
@@ -64,17 +72,35 @@ def write_graph(
         one_file = whole and _is_small(source, model)
         _write_files(model, out, None if one_file else _data_file(out).name)
     else:
-        source = _folder(source)
-        record = Package.open(source).record if Package.is_package(source) else None
+        folder = _folder(source)
+        record = Package.open(folder).record if Package.is_package(folder) else None
+        sees, head = _beside(source)
         write_package(
             model,
-            source,
+            folder,
             out,
             context_length=_stated_length(model),
             quantization=quantization or (record.quantization if record else None),
             passes=(*(record.passes if record else ()), *passes),
             progress=progress,
+            sight=sees,
+            head=head if head is None or change_head is None else change_head(head),
         )
+
+
+def _beside(source: Path) -> tuple[Callable[[Path], None] | None, ir.Model | None]:
+    """Return what writes the files that a model sees or hears with, and its draft head, None for none.
+
+    The former is None for packages, whose files are copied.
+    """
+    if Package.is_package(source):
+        head = source / DRAFT_HEAD_FILE
+        return None, load_model(head) if head.is_file() else None
+    if not source.is_dir():
+        return None, None
+    with opened(source) as (folder, tensors, _):  # a checkpoint folder, which nothing is written to
+        config = read_config(folder)
+        return sight(folder, config, tensors), draft_head_model(folder, config, tensors)
 
 
 def _stated_length(model: ir.Model) -> int | None:

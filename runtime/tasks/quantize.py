@@ -26,6 +26,7 @@ from ...records import dataclass
 from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..evaluate.quantization_cost import check_measurable, measure_cost, summary
+from ..models.building import quantized_head
 from ..models.graphs import float_source, load_graph, model_place
 from ..models.model_source import locate_model
 from ..models.quantized_graph import QuantizedGraph, float_model, quantize_graph
@@ -160,7 +161,16 @@ def quantize(
         record = {**earlier, **done.record}
         names = tuple(one.name for one in done.report.passes)
         tell = phase(progress, "quantize")
-        write_graph(done.model, locate_model(source), out, passes=names, quantization=record, progress=tell)
+        place = locate_model(source)
+        write_graph(
+            done.model,
+            place,
+            out,
+            passes=names,
+            quantization=record,
+            change_head=lambda head: quantized_head(head, recipe, place),
+            progress=tell,
+        )
         result = _report(out, recipe, done, record, before, time.perf_counter() - start)
         if file is not None:
             with left_without_report(out, file):

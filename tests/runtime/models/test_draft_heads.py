@@ -9,6 +9,7 @@ import pytest
 from family_cases import write_case
 from tiny_heads import write_with_head
 
+import carryall
 from carryall import LLM, QuantizationRecipe, SamplingParams, export
 from carryall.errors import PackageError, UsageError
 from carryall.exporter.config import types
@@ -133,6 +134,14 @@ def test_a_package_has_the_head_of_its_checkpoint(tmp_path: Path) -> None:
         with LLM(package, max_slots=3, speculative="mtp", adaptive_speculation=False) as llm:
             assert told(llm.generate(PROMPTS, PARAMS[0])) == expected
             assert llm.stats().proposed_tokens > 0
+    carryall.quantize(checkpoint, tmp_path / "quantized", "int8-fast")
+    carryall.quantize(tmp_path / "None", tmp_path / "again", "int8-fast")
+    for name in ("quantized", "again"):
+        with LLM(tmp_path / name, max_slots=3, speculative="mtp", adaptive_speculation=False) as llm:
+            assert told(llm.generate(PROMPTS, PARAMS[0])) == expected
+            assert llm.stats().proposed_tokens > 0
+        files = [(tmp_path / each / "mtp.onnx.data").read_bytes() for each in (name, "int8-fast")]
+        assert files[0] == files[1]
     sizes = [
         sum(file.stat().st_size for file in (tmp_path / name).glob("mtp.onnx*"))
         for name in ("None", "int8-fast")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -13,6 +14,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from tiny_models import write_tiny
+from tiny_vlms import write_vlm
+from tiny_whisper import write_whisper
 
 import carryall
 from carryall.errors import CarryallError, CheckpointError, UsageError, VerificationError
@@ -222,3 +225,20 @@ def test_a_broken_tokenizer_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizers .* cannot read .*tokenizer\.json"):
         carryall.export(source, tmp_path / "package")
     assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("write", [write_vlm, write_whisper])
+def test_a_checkpoint_keeps_its_eyes_and_ears(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Both commands left it out, and a package that answers text alone was the result."""
+    checkpoint = write(tmp_path / "checkpoint")
+    exported = carryall.export(checkpoint, tmp_path / "exported").path
+    carryall.quantize(checkpoint, tmp_path / "quantized", "int8-fast")
+    carryall.optimize(checkpoint, tmp_path / "optimized")
+    names = {path.name for path in exported.iterdir()}
+    towers = [name for name in names if name.startswith(("vision.", "audio."))]
+    assert towers
+    for name in ("quantized", "optimized"):
+        assert {path.name for path in (tmp_path / name).iterdir()} == names
+        for tower in towers:
+            assert (tmp_path / name / tower).read_bytes() == (exported / tower).read_bytes()
