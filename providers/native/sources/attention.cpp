@@ -162,8 +162,8 @@ void AttentionJob::place_items(AttentionItem* items, int64_t* all) const {
   AttentionItem* next = items;
   for (int64_t r = 0; r < attention_.rows; r++) {
     const int64_t queries = (attention_.begins[r + 1] - attention_.begins[r]) * sizes.shared();
-    for (int64_t first = 0; first < queries; first += most)
-      for (int64_t head = 0; head < sizes.kv_heads; head++) {
+    for (int64_t head = 0; head < sizes.kv_heads; head++)  // whose keys and values then stay in the second-level cache
+      for (int64_t first = 0; first < queries; first += most) {
         const int64_t count = smaller(most, queries - first);
         const Range seen = attention_.seen(r, first / sizes.shared(), (first + count - 1) / sizes.shared());
         const int64_t last = (seen.last - 1) / kPartPositions + 1;

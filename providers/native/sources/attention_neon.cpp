@@ -56,6 +56,16 @@ struct Vector {
       return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.x[i]), exponents));
     });
   }
+  // x - floor(x), and a * 2^floor(x), which is a normal number.
+  static Vector fraction(const Vector& x) {
+    return each([&](int i) { return vsubq_f32(x.x[i], vrndmq_f32(x.x[i])); });
+  }
+  static Vector times_floor_power(const Vector& a, const Vector& x) {
+    return each([&](int i) {
+      const int32x4_t exponents = vshlq_n_s32(vcvtmq_s32_f32(x.x[i]), 23);
+      return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.x[i]), exponents));
+    });
+  }
   // The bits of a minus those of b.
   static Vector bits_less(const Vector& a, const Vector& b) {
     return each([&](int i) {
@@ -115,6 +125,6 @@ inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float oth
 
 }  // namespace
 
-const AttentionKernels kNeonAttention = attention_kernels<Vector, OfRows<PlainQuads<Vector>>>();
+const AttentionKernels kNeonAttention = attention_kernels<Vector, OfRows<Vector, PlainQuads<Vector>>>();
 
 }  // namespace carryall

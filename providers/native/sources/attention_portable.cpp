@@ -45,6 +45,16 @@ struct Vector {
   static Vector times_power_of_2(const Vector& a, const Vector& shifted) {
     return each([&](int i) { return float_of(bits_of(a.x[i]) + (bits_of(shifted.x[i]) << 23)); });
   }
+  // x - floor(x), and a * 2^floor(x), which is a normal number.
+  static Vector fraction(const Vector& x) {
+    return each([&](int i) { return x.x[i] - std::floor(x.x[i]); });
+  }
+  static Vector times_floor_power(const Vector& a, const Vector& x) {
+    return each([&](int i) {
+      if (std::isnan(x.x[i])) return x.x[i];  // no integer
+      return float_of(bits_of(a.x[i]) + (static_cast<uint32_t>(static_cast<int32_t>(std::floor(x.x[i]))) << 23));
+    });
+  }
   // The bits of a minus those of b.
   static Vector bits_less(const Vector& a, const Vector& b) {
     return each([&](int i) { return float_of(bits_of(a.x[i]) - bits_of(b.x[i])); });
@@ -91,6 +101,6 @@ inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float oth
 
 }  // namespace
 
-const AttentionKernels kPortableAttention = attention_kernels<Vector, OfRows<PlainQuads<Vector>>>();
+const AttentionKernels kPortableAttention = attention_kernels<Vector, OfRows<Vector, PlainQuads<Vector>>>();
 
 }  // namespace carryall
