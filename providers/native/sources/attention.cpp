@@ -27,7 +27,7 @@ bool wrong(char* message, size_t length, const char* what, int64_t row, int64_t 
 }
 
 #if defined(__linux__)
-constexpr size_t kStackBytes = 1 << 20;  // `attend` takes 600 kB, with pairs of bfloat16 750 kB
+constexpr size_t kStackBytes = 1 << 20;  // `attend` takes up to 750 kB
 
 [[gnu::noinline]] void touch_stack() {
   volatile char pages[kStackBytes];

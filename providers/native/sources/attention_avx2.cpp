@@ -10,6 +10,7 @@ namespace {
 struct Vector {
   __m256 x, y;
   static constexpr int kTogether = 1, kQueries = 6;  // 12 sums, 2 operands and a query are 15 of 16 registers
+  static constexpr int kGroups = 1;  // of scores that are computed side by side
   static constexpr int kStates = 1, kStatesOfOne = 2;  // of a pair: 8 sums, 2 states, 4 d, a decay and an operand are 16 registers
 
   static Vector all(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }

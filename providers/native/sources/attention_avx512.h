@@ -20,6 +20,7 @@ inline __m512i rounded(__m512 x) {
 struct Vector {
   __m512 x;
   static constexpr int kTogether = 4, kQueries = 6;  // 24 sums, 4 operands and a query are 29 of 32 registers
+  static constexpr int kGroups = 4;  // of scores that are computed side by side
   static constexpr int kStates = 4, kStatesOfOne = 4;  // of a pair: 16 sums, 4 states, 8 d, a decay and 3 operands are 32 registers
 
   static Vector all(float a) { return {_mm512_set1_ps(a)}; }

@@ -11,6 +11,7 @@ namespace {
 struct Vector {
   float32x4_t x[4];
   static constexpr int kTogether = 1, kQueries = 6;  // 24 sums, 4 operands and a query are 29 of 32 registers
+  static constexpr int kGroups = 1;  // of scores that are computed side by side
   static constexpr int kStates = 1, kStatesOfOne = 1;
 
   template <class Function>

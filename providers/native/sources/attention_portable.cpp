@@ -11,6 +11,7 @@ namespace {
 struct Vector {
   float x[16];
   static constexpr int kTogether = 1, kQueries = 2;
+  static constexpr int kGroups = 1;  // of scores that are computed side by side
   static constexpr int kStates = 1, kStatesOfOne = 1;
 
   template <class Function>

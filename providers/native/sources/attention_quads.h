@@ -59,15 +59,22 @@ struct Sixteens {
 };
 
 // 2^x for x <= 1 with an error of 2.7e-6, a tenth of a step of the rounding to 16 bits; below -120 about 2^-120. Keeps a NaN.
-// The polynomial is fitted to 2^f for 0 <= f < 1 with the least relative error.
-template <class V>
-inline V power_of_2(V x) {
-  const V bounded = maximum(V::all(-120.0f), x), f = V::fraction(bounded);
-  V p = fused(V::all(1.3534167781472206e-2f), f, V::all(5.2011460065841675e-2f));
-  p = fused(p, f, V::all(2.414427548646927e-1f));
-  p = fused(p, f, V::all(6.930038332939148e-1f));
-  p = fused(p, f, V::all(1.0000026226043701f));
-  return V::times_floor_power(p, bounded);
+// The polynomial is fitted to 2^f for 0 <= f < 1 with the least relative error. Several x side by side, so that an operation
+// does not wait for the one before it.
+template <int count, class V>
+CARRYALL_INLINE void raise_2(V (&x)[count]) {
+  V f[count], p[count];
+  const auto each = [&](const auto& work) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) work(i);
+  };
+  each([&](int i) __attribute__((always_inline)) { x[i] = maximum(V::all(-120.0f), x[i]); });
+  each([&](int i) __attribute__((always_inline)) { f[i] = V::fraction(x[i]); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(V::all(1.3534167781472206e-2f), f[i], V::all(5.2011460065841675e-2f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(2.414427548646927e-1f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(6.930038332939148e-1f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(1.0000026226043701f)); });
+  each([&](int i) __attribute__((always_inline)) { x[i] = V::times_floor_power(p[i], x[i]); });
 }
 
 // Bytes of a row of 16-bit integers.
@@ -96,16 +103,20 @@ struct QuadMemory {
   float most[kItem + kRows], sum[kItem + kRows];
 };
 
-// Calls `work(group, only_seen)` for groups, of which a query sees the positions `seen`; only_seen(x, other) puts `other` in place
-// of others' lanes. Most groups are seen whole.
+// Calls `work(group, only_seen, count)` for groups, of which a query sees the positions `seen`; only_seen(x, other) puts `other` in
+// place of others' lanes. Most groups are seen whole; `count` of these are computed side by side.
 template <class V, class Work>
 inline void each_group(Range seen, Range groups, const Work& work) {
   const Range whole = {larger(groups.first, (seen.first + 15) / 16), smaller(groups.last, seen.last / 16)};
   int64_t g = groups.first;
   const auto only = [&](V x, float other) { return only_lanes(x, seen.first - 16 * g, seen.last - 16 * g, other); };
-  for (; g < smaller(whole.first, groups.last); g++) work(g, only);
-  for (; g < whole.last; g++) work(g, [](V x, float) { return x; });
-  for (; g < groups.last; g++) work(g, only);
+  const auto all = [](V x, float) { return x; };
+  constexpr std::integral_constant<int, 1> one;
+  constexpr std::integral_constant<int, V::kGroups> several;
+  for (; g < smaller(whole.first, groups.last); g++) work(g, only, one);
+  for (; V::kGroups > 1 && g + V::kGroups <= whole.last; g += V::kGroups) work(g, all, several);
+  for (; g < whole.last; g++) work(g, all, one);
+  for (; g < groups.last; g++) work(g, only, one);
 }
 
 // Tiles of the keys and of the values of some groups.
@@ -315,11 +326,13 @@ void QuadRun<V, Engine>::scale_scores(int64_t first, int64_t row, Range groups) 
   const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
   V largest = V::all(kLowest);
   const auto find_largest = [&](const auto& changed) {
-    each_group<V>(range, groups, [&](int64_t g, const auto& only_seen) {
-      const V score = multiply(Engine::scores_of(scores + 16 * g), V::load(memory_.key_scales + 16 * g));
-      const V x = only_seen(changed(score, g), kLowest);
-      V::store(scores + 16 * g, x);
-      largest = maximum(largest, x);
+    each_group<V>(range, groups, [&](int64_t begin, const auto& only_seen, auto count) {
+      for (int64_t g = begin; g < begin + count; g++) {
+        const V score = multiply(Engine::scores_of(scores + 16 * g), V::load(memory_.key_scales + 16 * g));
+        const V x = only_seen(changed(score, g), kLowest);
+        V::store(scores + 16 * g, x);
+        largest = maximum(largest, x);
+      }
     });
   };
   float factor = memory_.query_scales[first + row];
@@ -348,12 +361,19 @@ void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
   if (range.first != scales_.seen.first || range.last != scales_.seen.last) weigh_scales(range, groups);
   V total = V::all(0.0f), sum = total;
   const V scale = V::all(memory_.score_scales[row]), shift = V::all(-most), round = V::all(Engine::kWeightRound);
-  each_group<V>(range, groups, [&](int64_t g, const auto& only_seen) {
-    const V x = only_seen(power_of_2(fused(V::load(scores + 16 * g), scale, shift)), 0.0f);
-    total = add(total, x);
-    const V rounded = fused(x, V::load(memory_.factors + 16 * g), round);
-    if (!Engine::kSignedValues) sum = add(sum, subtract(rounded, round));
-    Engine::store_weight(rounded, to, 16 * g);
+  each_group<V>(range, groups, [&](int64_t g, const auto& only_seen, auto count) {
+    V x[count];
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) x[i] = fused(V::load(scores + 16 * (g + i)), scale, shift);
+    raise_2(x);
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) {
+      x[i] = only_seen(x[i], 0.0f);
+      total = add(total, x[i]);
+      x[i] = fused(x[i], V::load(memory_.factors + 16 * (g + i)), round);
+      if (!Engine::kSignedValues) sum = add(sum, subtract(x[i], round));
+      Engine::store_weight(x[i], to, 16 * (g + i));
+    }
   });
   Engine::clear_around(to, groups);
   memory_.weight_scales[row] = scales_.rounded;
@@ -378,7 +398,7 @@ State QuadRun<V, Engine>::attend(int64_t first, int64_t count) {
   engine_.multiply_keys(queries.from(first), count, groups.last - groups.first, keys, later_values, Range{0, width / 16},
                         memory_.scores(0) + 16 * groups.first, kPartPositions);
   read_scales(groups);
-  for (int64_t m = 0; m < count; m++) scale_scores(first, m, groups);
+  for (int64_t m = 0; m < count; m++) scale_scores(first, m, groups);  // of all: no row waits for the largest of its scores
   for (int64_t m = 0; m < count; m++) weigh(first, m, groups);
   const Values values = {values_};
   const auto later_keys = [&](int64_t column, int64_t group) {
