@@ -74,7 +74,8 @@ def test_a_picture_without_a_message_is_an_error(package: Path, photo: Path, ver
     result = run(verb, package, "--image", photo, *OPTIONS, stdin=stdin)
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert "there is no message" in result.stderr and "carryall run MODEL PROMPT" in result.stderr
+    assert "there is no message" in result.stderr
+    assert "carryall run MODEL PROMPT" in result.stderr
 
 
 @pytest.mark.long
