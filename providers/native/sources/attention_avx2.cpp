@@ -35,9 +35,12 @@ struct Vector {
   static Vector power_of_2(Vector shifted) { return {power(shifted.x), power(shifted.y)}; }
   // a * 2^n.
   static Vector times_power_of_2(Vector a, Vector shifted) { return {raised(a.x, shifted.x), raised(a.y, shifted.y)}; }
-  // x - floor(x), and a * 2^floor(x), which is a normal number.
-  static Vector fraction(Vector x) { return {_mm256_sub_ps(x.x, _mm256_floor_ps(x.x)), _mm256_sub_ps(x.y, _mm256_floor_ps(x.y))}; }
-  static Vector times_floor_power(Vector a, Vector x) { return {raised_by_floor(a.x, x.x), raised_by_floor(a.y, x.y)}; }
+  // x less the nearest integer, which is exact, and that integer plus 1.5 * 2^23 for `times_power_of_2`.
+  static Vector fraction(Vector x, Vector* whole) {
+    const __m256 shift = _mm256_set1_ps(kShift);
+    *whole = {_mm256_add_ps(x.x, shift), _mm256_add_ps(x.y, shift)};
+    return {_mm256_sub_ps(x.x, _mm256_sub_ps(whole->x, shift)), _mm256_sub_ps(x.y, _mm256_sub_ps(whole->y, shift))};
+  }
   // The bits of a minus those of b.
   static Vector bits_less(Vector a, Vector b) { return {less(a.x, b.x), less(a.y, b.y)}; }
   // Lanes `half` apart change places.
@@ -73,10 +76,6 @@ struct Vector {
   }
   static __m256 raised(__m256 a, __m256 shifted) {
     const __m256i exponents = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponents));
-  }
-  static __m256 raised_by_floor(__m256 a, __m256 x) {
-    const __m256i exponents = _mm256_slli_epi32(_mm256_cvttps_epi32(_mm256_floor_ps(x)), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponents));
   }
   static __m256 power(__m256 shifted) {

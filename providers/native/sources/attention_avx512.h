@@ -44,14 +44,13 @@ struct Vector {
     const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(shifted.x), _mm512_set1_epi32(0x4b400000 - 127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
   }
-  // a * 2^n.
-  static Vector times_power_of_2(Vector a, Vector shifted) {
-    const __m512i exponents = _mm512_slli_epi32(_mm512_castps_si512(shifted.x), 23);
-    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.x), exponents))};
+  static Vector times_power_of_2(Vector a, Vector whole) { return {_mm512_scalef_ps(a.x, whole.x)}; }
+  // x less the nearest integer, which is exact, and that integer for `times_power_of_2`.
+  static Vector fraction(Vector x, Vector* whole) {
+    const Vector f = {_mm512_reduce_ps(x.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    *whole = {_mm512_sub_ps(x.x, f.x)};
+    return f;
   }
-  // x - floor(x), and a * 2^floor(x).
-  static Vector fraction(Vector x) { return {_mm512_reduce_ps(x.x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
-  static Vector times_floor_power(Vector a, Vector x) { return {_mm512_scalef_ps(a.x, x.x)}; }
   // The bits of a minus those of b.
   static Vector bits_less(Vector a, Vector b) {
     return {_mm512_castsi512_ps(_mm512_sub_epi32(_mm512_castps_si512(a.x), _mm512_castps_si512(b.x)))};

@@ -57,15 +57,11 @@ struct Vector {
       return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.x[i]), exponents));
     });
   }
-  // x - floor(x), and a * 2^floor(x), which is a normal number.
-  static Vector fraction(const Vector& x) {
-    return each([&](int i) { return vsubq_f32(x.x[i], vrndmq_f32(x.x[i])); });
-  }
-  static Vector times_floor_power(const Vector& a, const Vector& x) {
-    return each([&](int i) {
-      const int32x4_t exponents = vshlq_n_s32(vcvtmq_s32_f32(x.x[i]), 23);
-      return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.x[i]), exponents));
-    });
+  // x less the nearest integer, which is exact, and that integer plus 1.5 * 2^23 for `times_power_of_2`.
+  static Vector fraction(const Vector& x, Vector* whole) {
+    const float32x4_t shift = vdupq_n_f32(kShift);
+    *whole = each([&](int i) { return vaddq_f32(x.x[i], shift); });
+    return each([&](int i) { return vsubq_f32(x.x[i], vsubq_f32(whole->x[i], shift)); });
   }
   // The bits of a minus those of b.
   static Vector bits_less(const Vector& a, const Vector& b) {

@@ -46,15 +46,10 @@ struct Vector {
   static Vector times_power_of_2(const Vector& a, const Vector& shifted) {
     return each([&](int i) { return float_of(bits_of(a.x[i]) + (bits_of(shifted.x[i]) << 23)); });
   }
-  // x - floor(x), and a * 2^floor(x), which is a normal number.
-  static Vector fraction(const Vector& x) {
-    return each([&](int i) { return x.x[i] - std::floor(x.x[i]); });
-  }
-  static Vector times_floor_power(const Vector& a, const Vector& x) {
-    return each([&](int i) {
-      if (std::isnan(x.x[i])) return x.x[i];  // no integer
-      return float_of(bits_of(a.x[i]) + (static_cast<uint32_t>(static_cast<int32_t>(std::floor(x.x[i]))) << 23));
-    });
+  // x less the nearest integer, which is exact, and that integer plus 1.5 * 2^23 for `times_power_of_2`.
+  static Vector fraction(const Vector& x, Vector* whole) {
+    *whole = each([&](int i) { return x.x[i] + kShift; });
+    return each([&](int i) { return x.x[i] - (whole->x[i] - kShift); });
   }
   // The bits of a minus those of b.
   static Vector bits_less(const Vector& a, const Vector& b) {

@@ -59,22 +59,21 @@ struct Sixteens {
 };
 
 // 2^x for x <= 1 with an error of 2.7e-6, a tenth of a step of the rounding to 16 bits; below -120 about 2^-120. Keeps a NaN.
-// The polynomial is fitted to 2^f for 0 <= f < 1 with the least relative error. Several x side by side, so that an operation
-// does not wait for the one before it.
+// Several x side by side, so that an operation does not wait for the one before it.
 template <int count, class V>
 CARRYALL_INLINE void raise_2(V (&x)[count]) {
-  V f[count], p[count];
+  V f[count], p[count], whole[count];
   const auto each = [&](const auto& work) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int i = 0; i < count; i++) work(i);
   };
   each([&](int i) __attribute__((always_inline)) { x[i] = maximum(V::all(-120.0f), x[i]); });
-  each([&](int i) __attribute__((always_inline)) { f[i] = V::fraction(x[i]); });
-  each([&](int i) __attribute__((always_inline)) { p[i] = fused(V::all(1.3534167781472206e-2f), f[i], V::all(5.2011460065841675e-2f)); });
-  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(2.414427548646927e-1f)); });
-  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(6.930038332939148e-1f)); });
-  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(1.0000026226043701f)); });
-  each([&](int i) __attribute__((always_inline)) { x[i] = V::times_floor_power(p[i], x[i]); });
+  each([&](int i) __attribute__((always_inline)) { f[i] = V::fraction(x[i], whole + i); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(V::all(9.570102207362652e-3f), f[i], V::all(5.591785907745361e-2f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(2.40247443318367e-1f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(6.931217908859253e-1f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(9.999992847442627e-1f)); });
+  each([&](int i) __attribute__((always_inline)) { x[i] = V::times_power_of_2(p[i], whole[i]); });
 }
 
 // Bytes of a row of 16-bit integers.
