@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import RequestError
+from ..errors import RequestError, UsageError
 from ..runtime.api.llm import LLM
 from ..runtime.types.sampling_params import SamplingParams
 from . import generation
@@ -54,12 +54,22 @@ class ConsoleChat:
                 self.messages = [*asked, {"role": "assistant", "content": "".join(said)}]
 
     def talk(self) -> None:
-        """Answer each line of stdin on stdout, until its end or ``/exit``."""
+        """Answer each line of stdin on stdout, until its end or ``/exit``.
+
+        Raises:
+            UsageError: stdin is not a terminal and has no message.
+        """
+        message = None
         for message in _messages():
             if message == "/reset":
                 self.reset()
             else:
                 self._print_answer(message)
+        if message is None and not sys.stdin.isatty():
+            raise UsageError(
+                "there is no message: stdin is no terminal and empty; give one line for each message, or a "
+                "prompt: carryall run MODEL PROMPT"
+            )
 
     def _print_answer(self, message: str) -> None:
         """Print an answer; on a terminal, Ctrl-C and invalid messages do not end the conversation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ class ChainProgram:
         self._last_reads = last_reads
         self._free: dict[int, list[int]] = defaultdict(list)  # registers by width
         self._held: list[tuple[int, int]] = []  # the last reader of a register, and the register
+        self._node = 0  # whose steps are added
         self._steps: list[list[int]] = []
         self.lead = -1
 
@@ -61,17 +63,25 @@ class ChainProgram:
             self.lead = place
         return place
 
-    def out(self, value: ir.Value, width: int) -> int:
-        """Return the register of a step's result."""
+    def out(self, value: ir.Value, width: int, over: Sequence[int] = ()) -> int:
+        """Return the register of a step's result.
+
+        Args:
+            value: the result.
+            width: its columns.
+            over: places of operands of which the step reads no element after it has written the same element
+                of its result. If no later node reads one, its register becomes the result's: its rows are in
+                a cache.
+        """
         if value not in self._places:
-            register = self._free[width].pop() if self._free[width] else self._new(width)
+            register = self._register(width, over)
             self._places[value] = -1 - register
             self._held.append((self._last_reads[value], register))
         return self._places[value]
 
-    def scratch(self, width: int) -> int:
-        """Return a register that only the steps of one node read."""
-        register = self._free[width].pop() if self._free[width] else self._new(width)
+    def scratch(self, width: int, over: Sequence[int] = ()) -> int:
+        """Return a register that only the steps of one node read, see ``out``."""
+        register = self._register(width, over)
         self._held.append((-1, register))
         return -1 - register
 
@@ -86,12 +96,20 @@ class ChainProgram:
             if last <= node:
                 self._free[self._widths[register]].append(register)
         self._held = [each for each in self._held if each[0] > node]
+        self._node = node + 1
 
     def tensor(self) -> npt.NDArray[np.int64]:
         """Return the program [n]."""
         sizes = [len(self._widths), self._outputs, len(self._steps)]
         header = [VERSION, TILES, CACHES, self.lead, *sizes, *self._widths]
         return np.array([*header, *(number for step in self._steps for number in step)], np.int64)
+
+    def _register(self, width: int, over: Sequence[int]) -> int:
+        for last, register in self._held:
+            if last <= self._node and -1 - register in over and self._widths[register] == width:
+                self._held.remove((last, register))
+                return register
+        return self._free[width].pop() if self._free[width] else self._new(width)
 
     def _new(self, width: int) -> int:
         self._widths.append(width)

@@ -178,7 +178,7 @@ def _is_centered(node: ir.Node) -> bool:
 
 def _norm(node: ir.Node, program: ChainProgram) -> None:
     x, scale = program.rows(node.inputs[0]), program.input(node.inputs[1])
-    out = program.out(node.outputs[0], widths(node)[0])
+    out = program.out(node.outputs[0], widths(node)[0], (x,))
     program.step(NORM, out, x, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
 
 
@@ -188,28 +188,28 @@ def _skip_norm(node: ir.Node, program: ChainProgram) -> None:
     width = widths(node)[0]
     total = node.outputs[3] if len(node.outputs) > 3 else None
     if total is not None and (total.uses() or total.is_graph_output()):
-        summed = program.out(total, width)
+        summed = program.out(total, width, (x, other))
     else:
-        summed = program.scratch(width)
+        summed = program.scratch(width, (x, other))
     program.step(ADD, summed, x, other, bias)
-    out = program.out(node.outputs[0], width)
+    out = program.out(node.outputs[0], width, (summed,))
     program.step(NORM, out, summed, scale, float_bits(float_attribute(node, "epsilon", 1e-5)))
 
 
 def _add(node: ir.Node, program: ChainProgram) -> None:
     x, other = (program.rows(value) for value in node.inputs)
-    program.step(ADD, program.out(node.outputs[0], widths(node)[0]), x, other, ABSENT)
+    program.step(ADD, program.out(node.outputs[0], widths(node)[0], (x, other)), x, other, ABSENT)
 
 
 def _multiply(node: ir.Node, program: ChainProgram) -> None:
     x, other = (program.rows(value) for value in node.inputs)
-    program.step(MULTIPLY, program.out(node.outputs[0], widths(node)[0]), x, other)
+    program.step(MULTIPLY, program.out(node.outputs[0], widths(node)[0], (x, other)), x, other)
 
 
 def _centered(node: ir.Node, program: ChainProgram) -> None:
     x, scale = program.rows(node.inputs[0]), program.input(node.inputs[1])
     bias = program.input((*node.inputs, None)[2])
-    out = program.out(node.outputs[0], widths(node)[0])
+    out = program.out(node.outputs[0], widths(node)[0], (x,))
     program.step(CENTER, out, x, scale, bias, float_bits(float_attribute(node, "epsilon", 1e-5)))
 
 
@@ -220,7 +220,7 @@ def _activate(node: ir.Node, program: ChainProgram) -> None:
     elif node.op_type == "QuickGelu":
         function = _FACTORS[_factor(node)]
     x = program.rows(node.inputs[0])
-    program.step(ACTIVATE, program.out(node.outputs[0], widths(node)[0]), x, function)
+    program.step(ACTIVATE, program.out(node.outputs[0], widths(node)[0], (x,)), x, function)
 
 
 def _factor(node: ir.Node) -> float:

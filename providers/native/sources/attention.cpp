@@ -27,7 +27,7 @@ bool wrong(char* message, size_t length, const char* what, int64_t row, int64_t 
 }
 
 #if defined(__linux__)
-constexpr size_t kStackBytes = 1 << 20;  // `attend` takes 600 kB, with pairs of bfloat16 750 kB
+constexpr size_t kStackBytes = 1 << 20;  // `attend` takes up to 750 kB
 
 [[gnu::noinline]] void touch_stack() {
   volatile char pages[kStackBytes];
@@ -162,8 +162,8 @@ void AttentionJob::place_items(AttentionItem* items, int64_t* all) const {
   AttentionItem* next = items;
   for (int64_t r = 0; r < attention_.rows; r++) {
     const int64_t queries = (attention_.begins[r + 1] - attention_.begins[r]) * sizes.shared();
-    for (int64_t first = 0; first < queries; first += most)
-      for (int64_t head = 0; head < sizes.kv_heads; head++) {
+    for (int64_t head = 0; head < sizes.kv_heads; head++)  // whose keys and values then stay in the second-level cache
+      for (int64_t first = 0; first < queries; first += most) {
         const int64_t count = smaller(most, queries - first);
         const Range seen = attention_.seen(r, first / sizes.shared(), (first + count - 1) / sizes.shared());
         const int64_t last = (seen.last - 1) / kPartPositions + 1;

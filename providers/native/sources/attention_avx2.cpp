@@ -10,6 +10,7 @@ namespace {
 struct Vector {
   __m256 x, y;
   static constexpr int kTogether = 1, kQueries = 6;  // 12 sums, 2 operands and a query are 15 of 16 registers
+  static constexpr int kGroups = 1;  // of scores that are computed side by side
   static constexpr int kStates = 1, kStatesOfOne = 2;  // of a pair: 8 sums, 2 states, 4 d, a decay and an operand are 16 registers
 
   static Vector all(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
@@ -34,6 +35,12 @@ struct Vector {
   static Vector power_of_2(Vector shifted) { return {power(shifted.x), power(shifted.y)}; }
   // a * 2^n.
   static Vector times_power_of_2(Vector a, Vector shifted) { return {raised(a.x, shifted.x), raised(a.y, shifted.y)}; }
+  // x less the nearest integer, which is exact, and that integer plus 1.5 * 2^23 for `times_power_of_2`.
+  static Vector fraction(Vector x, Vector* whole) {
+    const __m256 shift = _mm256_set1_ps(kShift);
+    *whole = {_mm256_add_ps(x.x, shift), _mm256_add_ps(x.y, shift)};
+    return {_mm256_sub_ps(x.x, _mm256_sub_ps(whole->x, shift)), _mm256_sub_ps(x.y, _mm256_sub_ps(whole->y, shift))};
+  }
   // The bits of a minus those of b.
   static Vector bits_less(Vector a, Vector b) { return {less(a.x, b.x), less(a.y, b.y)}; }
   // Lanes `half` apart change places.
@@ -104,6 +111,6 @@ inline Vector only_lanes(Vector a, int64_t first, int64_t last, float other) {
 
 }  // namespace
 
-const AttentionKernels kAvx2Attention = attention_kernels<Vector, OfRows<Avx2Quads<Vector>>>();
+const AttentionKernels kAvx2Attention = attention_kernels<Vector, OfRows<Vector, Avx2Quads<Vector>>>();
 
 }  // namespace carryall

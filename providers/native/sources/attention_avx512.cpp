@@ -6,6 +6,6 @@
 
 namespace carryall {
 
-const AttentionKernels kAvx512Attention = attention_kernels<Vector, OfRows<Avx512Quads>>();
+const AttentionKernels kAvx512Attention = attention_kernels<Vector, OfRows<Vector, Avx512Quads>>();
 
 }  // namespace carryall

@@ -20,6 +20,7 @@ inline __m512i rounded(__m512 x) {
 struct Vector {
   __m512 x;
   static constexpr int kTogether = 4, kQueries = 6;  // 24 sums, 4 operands and a query are 29 of 32 registers
+  static constexpr int kGroups = 4;  // of scores that are computed side by side
   static constexpr int kStates = 4, kStatesOfOne = 4;  // of a pair: 16 sums, 4 states, 8 d, a decay and 3 operands are 32 registers
 
   static Vector all(float a) { return {_mm512_set1_ps(a)}; }
@@ -43,10 +44,12 @@ struct Vector {
     const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(shifted.x), _mm512_set1_epi32(0x4b400000 - 127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
   }
-  // a * 2^n.
-  static Vector times_power_of_2(Vector a, Vector shifted) {
-    const __m512i exponents = _mm512_slli_epi32(_mm512_castps_si512(shifted.x), 23);
-    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.x), exponents))};
+  static Vector times_power_of_2(Vector a, Vector whole) { return {_mm512_scalef_ps(a.x, whole.x)}; }
+  // x less the nearest integer, which is exact, and that integer for `times_power_of_2`.
+  static Vector fraction(Vector x, Vector* whole) {
+    const Vector f = {_mm512_reduce_ps(x.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    *whole = {_mm512_sub_ps(x.x, f.x)};
+    return f;
   }
   // The bits of a minus those of b.
   static Vector bits_less(Vector a, Vector b) {

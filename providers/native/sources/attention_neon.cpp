@@ -11,6 +11,7 @@ namespace {
 struct Vector {
   float32x4_t x[4];
   static constexpr int kTogether = 1, kQueries = 6;  // 24 sums, 4 operands and a query are 29 of 32 registers
+  static constexpr int kGroups = 1;  // of scores that are computed side by side
   static constexpr int kStates = 1, kStatesOfOne = 1;
 
   template <class Function>
@@ -55,6 +56,12 @@ struct Vector {
       const int32x4_t exponents = vshlq_n_s32(vreinterpretq_s32_f32(shifted.x[i]), 23);
       return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.x[i]), exponents));
     });
+  }
+  // x less the nearest integer, which is exact, and that integer plus 1.5 * 2^23 for `times_power_of_2`.
+  static Vector fraction(const Vector& x, Vector* whole) {
+    const float32x4_t shift = vdupq_n_f32(kShift);
+    *whole = each([&](int i) { return vaddq_f32(x.x[i], shift); });
+    return each([&](int i) { return vsubq_f32(x.x[i], vsubq_f32(whole->x[i], shift)); });
   }
   // The bits of a minus those of b.
   static Vector bits_less(const Vector& a, const Vector& b) {
@@ -115,6 +122,6 @@ inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float oth
 
 }  // namespace
 
-const AttentionKernels kNeonAttention = attention_kernels<Vector, OfRows<PlainQuads<Vector>>>();
+const AttentionKernels kNeonAttention = attention_kernels<Vector, OfRows<Vector, PlainQuads<Vector>>>();
 
 }  // namespace carryall

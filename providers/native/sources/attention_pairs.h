@@ -189,7 +189,7 @@ inline bool pairable(const AttentionSizes& s) {
 template <class Engine>
 void attend_pairs(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part) {
   Memory<Engine> memory;
-  attend_parts<Run<Engine>, Vector>(a, item, first_part, last_part, &memory);
+  attend_parts<Run<Engine>, Vector, Engine::kRows>(a, item, first_part, last_part, &memory);
 }
 
 // Stores a key as pairs of elements, in column `lane` of a group.

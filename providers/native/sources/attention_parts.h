@@ -84,7 +84,7 @@ inline void copy(const State& from, int64_t count, int64_t width, const State& t
 
 // Computes parts of an item with a `Run`, kRows queries at a time. The memory has room for the states of an item in its
 // first kItem places, and behind them for those of kRows queries.
-template <class Run, class V, class Memory>
+template <class Run, class V, int64_t kRows, class Memory>
 inline void attend_parts(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part,
                          Memory* memory) {
   const int64_t width = a.sizes.width();
@@ -94,8 +94,8 @@ inline void attend_parts(const Attention& a, const AttentionItem& item, int64_t 
   clear(all, item.count, width);
   for (int64_t part = first_part; part < last_part; part++) {
     run.read_part(part);
-    for (int64_t m = 0; m < item.count; m += Memory::kRows) {
-      const int64_t count = smaller(Memory::kRows, item.count - m);
+    for (int64_t m = 0; m < item.count; m += kRows) {
+      const int64_t count = smaller(kRows, item.count - m);
       const State next = run.attend(m, count);
       if (item.states != nullptr)
         copy(next, count, width, part_state(a, item, part).from(m));

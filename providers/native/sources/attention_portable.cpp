@@ -11,6 +11,7 @@ namespace {
 struct Vector {
   float x[16];
   static constexpr int kTogether = 1, kQueries = 2;
+  static constexpr int kGroups = 1;  // of scores that are computed side by side
   static constexpr int kStates = 1, kStatesOfOne = 1;
 
   template <class Function>
@@ -44,6 +45,11 @@ struct Vector {
   // a * 2^n.
   static Vector times_power_of_2(const Vector& a, const Vector& shifted) {
     return each([&](int i) { return float_of(bits_of(a.x[i]) + (bits_of(shifted.x[i]) << 23)); });
+  }
+  // x less the nearest integer, which is exact, and that integer plus 1.5 * 2^23 for `times_power_of_2`.
+  static Vector fraction(const Vector& x, Vector* whole) {
+    *whole = each([&](int i) { return x.x[i] + kShift; });
+    return each([&](int i) { return x.x[i] - (whole->x[i] - kShift); });
   }
   // The bits of a minus those of b.
   static Vector bits_less(const Vector& a, const Vector& b) {
@@ -91,6 +97,6 @@ inline Vector only_lanes(const Vector& a, int64_t first, int64_t last, float oth
 
 }  // namespace
 
-const AttentionKernels kPortableAttention = attention_kernels<Vector, OfRows<PlainQuads<Vector>>>();
+const AttentionKernels kPortableAttention = attention_kernels<Vector, OfRows<Vector, PlainQuads<Vector>>>();
 
 }  // namespace carryall

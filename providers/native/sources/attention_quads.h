@@ -12,12 +12,18 @@
 //   kRound                a constant that rounds a float to an integer when it is added
 //   store(x, row, i)      stores 16 integers, given as floats plus kRound, as the elements of a row from i on
 //   multiply<fetch, rows, columns>(a, first, b, later, steps, y, y_step)
-//                         rows by columns from `first` on: y[m][c] = a.scales[m] * (a.offsets[m] + sum of a * b), where
-//                         b(column, step) is a tile of 16 columns of 4 quads, and later(column, step) one read soon;
-//                         with b.kTogether the tiles of a column lie one after another
-//   kByteColumns          tiles at a time of rows of 8 bits, which `multiply_bytes` multiplies; 0 if it has no such function
-//   multiply_all(a, count, columns, b, later, steps, y, y_step)
-//                         all rows by all columns; `OfRows` makes it of `multiply`
+//                         rows by columns from `first` on: y[m][c] = a.offsets[m] + sum of a * b, with b.kScaled times
+//                         a.scales[m], where b(column, step) is a tile of 16 columns of 4 quads, and later(column, step)
+//                         one read soon
+//   kByteColumns          tiles at a time of rows of 8 bits, which `multiply_bytes` multiplies; 0 if it has no such function.
+//                         With it, sums of such rows are a 256th
+// `OfRows` makes of it what `QuadRun` computes with:
+//   kRows                 queries whose scores are in memory at a time
+//   kWeightRound, store_weight(x, row, i)   as kRound and `store`, of weights, which are not negative
+//   scores_of(y)          16 scores that `multiply_keys` has written
+//   read_values(values, groups, columns)    is called for each part before `multiply_values`
+//   clear_around(row, groups)               writes zeros to weights of other groups that `multiply_values` reads
+//   multiply_keys, multiply_values(a, count, columns, b, later, steps, y, y_step)   all rows by all columns
 #pragma once
 #include <cmath>
 #include <type_traits>
@@ -38,6 +44,7 @@ constexpr int32_t kMiddle = 128;                 // a byte of the cache is a val
 constexpr float kMostByte = 127.0f;
 constexpr float kMostSixteen = 127.0f * 256.0f;  // so that the high byte of a rounded integer is at most 127
 constexpr float kLeast = 1e-32f;                 // kMostSixteen / kLeast is finite
+constexpr float kUlp = 1.1920929e-7f;            // of 1
 constexpr float kLog2e = 1.44269504f;            // scores are multiples of log(2), so that weights are powers of 2
 
 // Rows of 16-bit integers, as the engine stores them in pieces of 64 elements; offsets are -kMiddle times the sum of a row.
@@ -52,15 +59,21 @@ struct Sixteens {
 };
 
 // 2^x for x <= 1 with an error of 2.7e-6, a tenth of a step of the rounding to 16 bits; below -120 about 2^-120. Keeps a NaN.
-template <class V>
-inline V power_of_2(V x) {
-  const V bounded = maximum(V::all(-120.0f), x), shift = V::all(kShift), shifted = add(bounded, shift);
-  const V f = subtract(bounded, subtract(shifted, shift));
-  V p = fused(V::all(9.570102207362652e-3f), f, V::all(5.591785907745361e-2f));
-  p = fused(p, f, V::all(2.40247443318367e-1f));
-  p = fused(p, f, V::all(6.931217908859253e-1f));
-  p = fused(p, f, V::all(9.999992847442627e-1f));
-  return V::times_power_of_2(p, shifted);
+// Several x side by side, so that an operation does not wait for the one before it.
+template <int count, class V>
+CARRYALL_INLINE void raise_2(V (&x)[count]) {
+  V f[count], p[count], whole[count];
+  const auto each = [&](const auto& work) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) work(i);
+  };
+  each([&](int i) __attribute__((always_inline)) { x[i] = maximum(V::all(-120.0f), x[i]); });
+  each([&](int i) __attribute__((always_inline)) { f[i] = V::fraction(x[i], whole + i); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(V::all(9.570102207362652e-3f), f[i], V::all(5.591785907745361e-2f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(2.40247443318367e-1f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(6.931217908859253e-1f)); });
+  each([&](int i) __attribute__((always_inline)) { p[i] = fused(p[i], f[i], V::all(9.999992847442627e-1f)); });
+  each([&](int i) __attribute__((always_inline)) { x[i] = V::times_power_of_2(p[i], whole[i]); });
 }
 
 // Bytes of a row of 16-bit integers.
@@ -72,26 +85,47 @@ inline int32_t offset_of(float sum) { return sum == sum ? -kMiddle * static_cast
 struct QuadMemory {
   static constexpr int64_t kItem = 96, kRows = 48;
   alignas(64) uint8_t queries[kItem * kLargestHead * 2];
-  alignas(64) uint8_t weights[kRows * kPartPositions * 2];
-  alignas(64) float scores[kRows * kPartPositions];
+  // Of scores, and of weights, which take the place of the scores of the row before them: fewer bytes in the first-level cache.
+  alignas(64) float rows[(kRows + 1) * kPartPositions];
   alignas(64) float results[kItem * kLargestHead];
   alignas(64) float next[kRows * kLargestHead];
   alignas(64) float key_scales[kPartPositions], value_scales[kPartPositions];
   alignas(64) float largest_scales[kPartPositions], wrong_scales[kPartPositions];  // of values of the groups before
   alignas(64) float factors[kPartPositions];  // scales of the values, divided by that of the rounded weights
+  float* scores(int64_t row) { return rows + (row + 1) * kPartPositions; }
+  uint8_t* weights(int64_t row) { return reinterpret_cast<uint8_t*>(rows) + row * kWeightStep; }
+
+  static constexpr int64_t kWeightStep = kPartPositions * 4;
   int32_t query_offsets[kItem], weight_offsets[kRows];
   float query_scales[kItem], weight_scales[kRows];
+  float score_scales[kRows], subtracted[kRows];
   float most[kItem + kRows], sum[kItem + kRows];
 };
 
+// Calls `work(group, only_seen, count)` for groups, of which a query sees the positions `seen`; only_seen(x, other) puts `other` in
+// place of others' lanes. Most groups are seen whole; `count` of these are computed side by side.
+template <class V, class Work>
+inline void each_group(Range seen, Range groups, const Work& work) {
+  const Range whole = {larger(groups.first, (seen.first + 15) / 16), smaller(groups.last, seen.last / 16)};
+  int64_t g = groups.first;
+  const auto only = [&](V x, float other) { return only_lanes(x, seen.first - 16 * g, seen.last - 16 * g, other); };
+  const auto all = [](V x, float) { return x; };
+  constexpr std::integral_constant<int, 1> one;
+  constexpr std::integral_constant<int, V::kGroups> several;
+  for (; g < smaller(whole.first, groups.last); g++) work(g, only, one);
+  for (; V::kGroups > 1 && g + V::kGroups <= whole.last; g += V::kGroups) work(g, all, several);
+  for (; g < whole.last; g++) work(g, all, one);
+  for (; g < groups.last; g++) work(g, only, one);
+}
+
 // Tiles of the keys and of the values of some groups.
 struct Keys {
-  static constexpr bool kTogether = true;
+  static constexpr bool kScaled = false;
   const uint8_t* const* groups;
   CARRYALL_INLINE const uint8_t* operator()(int64_t group, int64_t step) const { return groups[group] + step * kQuadTile; }
 };
 struct Values {
-  static constexpr bool kTogether = false;
+  static constexpr bool kScaled = true;
   const uint8_t* const* groups;
   CARRYALL_INLINE const uint8_t* operator()(int64_t column, int64_t group) const { return groups[group] + column * kQuadTile; }
 };
@@ -104,10 +138,22 @@ inline void with_rows(int64_t row, int64_t count, const Work& work) {
 }
 
 // The first rows wait for memory: they ask for what is read later.
-template <class Engine>
+template <class V, class Engine>
 struct OfRows : Engine {
   static constexpr bool kSignedValues = false;
+  static constexpr int64_t kRows = 48;
+  static constexpr float kWeightRound = Engine::kRound;
 
+  static void store_weight(const V& x, uint8_t* row, int64_t first) { Engine::store(x, row, first); }
+  static V scores_of(const float* scores) { return V::load(scores); }
+  static void read_values(const uint8_t* const*, Range, int64_t) {}
+  static void clear_around(uint8_t*, Range) {}
+  template <class... Rest>
+  static void multiply_keys(Rest&&... rest) { multiply_all(rest...); }
+  template <class... Rest>
+  static void multiply_values(Rest&&... rest) { multiply_all(rest...); }
+
+ private:
   template <class Operand, class Later>
   static void multiply_all(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
                            Range steps, float* y, int64_t y_step) {
@@ -117,7 +163,6 @@ struct OfRows : Engine {
       multiply_rows<false>(a, count, columns, b, later, steps, y, y_step);
   }
 
- private:
   template <bool kBytes, class Operand, class Later>
   static void multiply_rows(const Sixteens& a, int64_t count, int64_t columns, const Operand& b, const Later& later,
                             Range steps, float* y, int64_t y_step) {
@@ -168,6 +213,7 @@ class QuadRun : public Part {
  private:
   void read_scales(Range groups);
   void weigh_scales(Range seen, Range groups);
+  void scale_scores(int64_t first, int64_t row, Range groups);
   void weigh(int64_t first, int64_t row, Range groups);
 
   // Of the weights of a query; those of the next one are the same if it sees the same positions.
@@ -177,6 +223,7 @@ class QuadRun : public Part {
   };
 
   QuadMemory& memory_;
+  Engine engine_;
   Scales scales_ = {};
   const uint8_t *keys_[kPartGroups], *values_[kPartGroups];  // tiles of the part
   const uint8_t* next_keys_[kPartGroups];                    // asked for while its values are multiplied
@@ -195,6 +242,7 @@ void QuadRun<V, Engine>::read_queries() {
     const bool finite = largest < 0x7f800000, zero = !finite || most < kLeast;
     memory_.query_scales[m] = !finite ? float_of(0x7fc00000u) : zero ? 0.0f : most * (kLog2e / kMostSixteen);
     const bool bytes = s_.byte_queries;
+    if (bytes && Engine::kByteColumns > 0) memory_.query_scales[m] *= 256.0f;
     const V inverse = V::all(zero ? 0.0f : (bytes ? kMostByte : kMostSixteen) / most), round = V::all(Engine::kRound);
     const V shift = V::all(kShift), high = V::all(256.0f);
     V sum = V::all(0.0f);
@@ -223,6 +271,7 @@ void QuadRun<V, Engine>::read_part(int64_t part) {
   }
   plan_fetches(groups, next_keys_);
   for (int64_t g = groups.first; g < groups.last; g++) fetch(next_keys_[g]);
+  engine_.read_values(values_, groups, s_.width() / 16);
 }
 
 // Finds the largest scales of values of the groups up to each.
@@ -266,53 +315,69 @@ void QuadRun<V, Engine>::weigh_scales(Range seen, Range groups) {
   }
 }
 
+// Multiplies the scores of query `first + row` by the scales of keys, unless it sees them otherwise, and finds what is subtracted
+// from their products with the scale of the query: an integer that none of these exceeds, rounded or not.
+template <class V, class Engine>
+void QuadRun<V, Engine>::scale_scores(int64_t first, int64_t row, Range groups) {
+  const Range range = seen_by(first + row, 1);
+  float* scores = memory_.scores(row);
+  const float slope = slope_of(a_, item_, first + row);
+  const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
+  V largest = V::all(kLowest);
+  const auto find_largest = [&](const auto& changed) {
+    each_group<V>(range, groups, [&](int64_t begin, const auto& only_seen, auto count) {
+      for (int64_t g = begin; g < begin + count; g++) {
+        const V score = multiply(Engine::scores_of(scores + 16 * g), V::load(memory_.key_scales + 16 * g));
+        const V x = only_seen(changed(score, g), kLowest);
+        V::store(scores + 16 * g, x);
+        largest = maximum(largest, x);
+      }
+    });
+  };
+  float factor = memory_.query_scales[first + row];
+  if (s_.softcap > 0 || slope != 0) {
+    const V scale = V::all(factor);
+    factor = 1.0f;
+    find_largest([&](V x, int64_t g) {
+      x = multiply(x, scale);
+      if (s_.softcap > 0) x = capped(x, s_.softcap * kLog2e);
+      return slope != 0 ? sloped(x, slope * kLog2e, own - 16 * g) : x;
+    });
+  } else {
+    find_largest([](V x, int64_t) { return x; });
+  }
+  const float most = largest.largest(), found = most > kLowest ? most * factor : kLowest;
+  memory_.score_scales[row] = factor;
+  memory_.subtracted[row] = found > kLowest ? std::ceil(found + std::fabs(found) * kUlp) : kLowest;
+}
+
 // Turns the scores of query `first + row` into weights of the groups, and writes what was subtracted from them and their sum.
 template <class V, class Engine>
 void QuadRun<V, Engine>::weigh(int64_t first, int64_t row, Range groups) {
   const Range range = seen_by(first + row, 1);
-  float* scores = memory_.scores + row * kPartPositions;
-  uint8_t* to = memory_.weights + row * row_bytes(kPartPositions);
-  const float slope = slope_of(a_, item_, first + row);
-  const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
-  // Groups that the query sees whole, between others of which it sees some positions or none.
-  const Range whole = {larger(groups.first, (range.first + 15) / 16), smaller(groups.last, range.last / 16)};
-  const auto each = [&](const auto& work) {
-    int64_t g = groups.first;
-    const auto only = [&](V x, float other) {
-      return only_lanes(x, range.first - 16 * g, range.last - 16 * g, other);
-    };
-    for (; g < smaller(whole.first, groups.last); g++) work(g, only);
-    for (; g < whole.last; g++) work(g, [](V x, float) { return x; });
-    for (; g < groups.last; g++) work(g, only);
-  };
-  V largest = V::all(kLowest), total = V::all(0.0f), sum = total;
-  const auto find_largest = [&](const auto& changed) {
-    each([&](int64_t g, const auto& only_seen) {
-      const V x = only_seen(changed(multiply(V::load(scores + 16 * g), V::load(memory_.key_scales + 16 * g)), g), kLowest);
-      V::store(scores + 16 * g, x);
-      largest = maximum(largest, x);
-    });
-  };
-  if (s_.softcap > 0 || slope != 0)
-    find_largest([&](V x, int64_t g) {
-      if (s_.softcap > 0) x = capped(x, s_.softcap * kLog2e);
-      return slope != 0 ? sloped(x, slope * kLog2e, own - 16 * g) : x;
-    });
-  else
-    find_largest([](V x, int64_t) { return x; });
+  const float *scores = memory_.scores(row), most = memory_.subtracted[row];
+  uint8_t* to = memory_.weights(row);
   if (range.first != scales_.seen.first || range.last != scales_.seen.last) weigh_scales(range, groups);
-  const float found = largest.largest(), most = found > kLowest ? std::ceil(found) : kLowest;
-  const V shift = V::all(most), round = V::all(Engine::kRound);
-  each([&](int64_t g, const auto& only_seen) {
-    const V x = only_seen(power_of_2(subtract(V::load(scores + 16 * g), shift)), 0.0f);
-    total = add(total, x);
-    const V rounded = fused(x, V::load(memory_.factors + 16 * g), round);
-    if (!Engine::kSignedValues) sum = add(sum, subtract(rounded, round));
-    Engine::store(rounded, to, 16 * g);
+  V total = V::all(0.0f), sum = total;
+  const V scale = V::all(memory_.score_scales[row]), shift = V::all(-most), round = V::all(Engine::kWeightRound);
+  each_group<V>(range, groups, [&](int64_t g, const auto& only_seen, auto count) {
+    V x[count];
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) x[i] = fused(V::load(scores + 16 * (g + i)), scale, shift);
+    raise_2(x);
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) {
+      x[i] = only_seen(x[i], 0.0f);
+      total = add(total, x[i]);
+      x[i] = fused(x[i], V::load(memory_.factors + 16 * (g + i)), round);
+      if (!Engine::kSignedValues) sum = add(sum, subtract(x[i], round));
+      Engine::store_weight(x[i], to, 16 * (g + i));
+    }
   });
+  Engine::clear_around(to, groups);
   memory_.weight_scales[row] = scales_.rounded;
   if (!Engine::kSignedValues) memory_.weight_offsets[row] = offset_of(sum_of(sum));
-  memory_.most[QuadMemory::kItem + row] = found > kLowest ? most / kLog2e : kLowest;
+  memory_.most[QuadMemory::kItem + row] = most > kLowest ? most / kLog2e : kLowest;
   memory_.sum[QuadMemory::kItem + row] = sum_of(total);
 }
 
@@ -329,23 +394,24 @@ State QuadRun<V, Engine>::attend(int64_t first, int64_t count) {
   const Keys keys = {keys_ + groups.first};
   const auto later_values = [&](int64_t group, int64_t step) { return values_[groups.first + group] + step * kQuadTile; };
   const Sixteens queries = {memory_.queries, row_bytes(width), memory_.query_offsets, memory_.query_scales, s_.byte_queries};
-  Engine::multiply_all(queries.from(first), count, groups.last - groups.first, keys, later_values, Range{0, width / 16},
-                       memory_.scores + 16 * groups.first, kPartPositions);
+  engine_.multiply_keys(queries.from(first), count, groups.last - groups.first, keys, later_values, Range{0, width / 16},
+                        memory_.scores(0) + 16 * groups.first, kPartPositions);
   read_scales(groups);
+  for (int64_t m = 0; m < count; m++) scale_scores(first, m, groups);  // of all: no row waits for the largest of its scores
   for (int64_t m = 0; m < count; m++) weigh(first, m, groups);
   const Values values = {values_};
   const auto later_keys = [&](int64_t column, int64_t group) {
     return next_keys_[group] + kQuadScales + column * kQuadTile;
   };
-  const Sixteens weights = {memory_.weights, row_bytes(kPartPositions), memory_.weight_offsets, memory_.weight_scales, false};
-  Engine::multiply_all(weights, count, width / 16, values, later_keys, groups, memory_.next, width);
+  const Sixteens weights = {memory_.weights(0), QuadMemory::kWeightStep, memory_.weight_offsets, memory_.weight_scales, false};
+  engine_.multiply_values(weights, count, width / 16, values, later_keys, groups, memory_.next, width);
   return state;
 }
 
 template <class V, class Engine>
 void attend_quads(const Attention& a, const AttentionItem& item, int64_t first_part, int64_t last_part) {
   QuadMemory memory;
-  attend_parts<QuadRun<V, Engine>, V>(a, item, first_part, last_part, &memory);
+  attend_parts<QuadRun<V, Engine>, V, Engine::kRows>(a, item, first_part, last_part, &memory);
 }
 
 // Rounds a row of `size` floats to bytes of the cache and stores the scale.

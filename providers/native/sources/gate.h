@@ -44,14 +44,14 @@ void exponentials(const float* x, int64_t count, float shift, float* y) {
 template <class V>
 inline V negative_sigmoid(V x) {
   const V bounded = minimum(V::all(120.0f), maximum(V::all(-120.0f), x)), one = V::all(1.0f);
-  const V shift = V::all(12582912.0f), shifted = add(bounded, shift);  // rounds to an integer
-  const V f = subtract(bounded, subtract(shifted, shift));
+  V whole;
+  const V f = V::fraction(bounded, &whole);
   V p = fused(V::all(1.326472731307149e-3f), f, V::all(9.671512991189957e-3f));
   p = fused(p, f, V::all(5.550733581185341e-2f));
   p = fused(p, f, V::all(2.4022242426872253e-1f));
   p = fused(p, f, V::all(6.931470036506653e-1f));
   p = fused(p, f, one);
-  const V d = add(one, V::times_power_of_2(p, shifted));
+  const V d = add(one, V::times_power_of_2(p, whole));
   V y = V::bits_less(V::all(-1.6150120148786728e38f), d);  // 0xfef30000
   const V error = fused(d, y, one);
   y = fused(y, fused(error, error, error), y);

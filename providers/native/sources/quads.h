@@ -33,7 +33,7 @@ struct PlainQuads {
             sums[lane] += static_cast<uint32_t>(row[kQuad * quad + i] * tile[64 * quad + kQuad * lane + i]);
     }
     for (int lane = 0; lane < 16; lane++)
-      y[16 * first + lane] = static_cast<float>(static_cast<int32_t>(sums[lane])) * a.scales[0];
+      y[16 * first + lane] = static_cast<float>(static_cast<int32_t>(sums[lane])) * (Operand::kScaled ? a.scales[0] : 1.0f);
   }
 };
 

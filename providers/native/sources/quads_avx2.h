@@ -57,7 +57,8 @@ struct Avx2Quads {
       for (int half = 0; half < 2; half++) {
         const __m256i pairs = _mm256_hadd_epi32(sums[m][2 * half], sums[m][2 * half + 1]);
         const __m256i sum = _mm256_add_epi32(_mm256_permute4x64_epi64(pairs, 0xd8), offset);
-        _mm256_storeu_ps(y + m * y_step + 16 * first + 8 * half, _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale));
+        const __m256 found = _mm256_cvtepi32_ps(sum);
+        _mm256_storeu_ps(y + m * y_step + 16 * first + 8 * half, Operand::kScaled ? _mm256_mul_ps(found, scale) : found);
       }
     }
   }

@@ -15,7 +15,7 @@ inline __m512i bytes_of(const uint8_t* x) {
 }
 
 // Where the high bytes of a row lie from an element on.
-CARRYALL_INLINE int64_t place(int64_t element) { return element + element / kPiece * kPiece; }
+CARRYALL_INLINE int64_t place(int64_t element) { return element + (element & -kPiece); }
 
 struct Avx512Quads {
   static constexpr float kRound = kShift + 128.0f;
@@ -89,10 +89,10 @@ struct Avx512Quads {
     for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 8
       for (int c = 0; c < kWidth; c++) {
-        // Without low bytes a sum is a multiple of 256, so nothing is rounded otherwise if the scale is that many times as large.
+        // Without low bytes a sum is a multiple of 256, so a 256th of it is rounded as the sum is.
         const __m512i sum = kLow ? _mm512_add_epi32(_mm512_slli_epi32(high[m][c], 8), low[m][c]) : high[m][c];
-        const __m512 scale = _mm512_set1_ps(kLow ? a.scales[m] : 256.0f * a.scales[m]);
-        _mm512_storeu_ps(y + m * y_step + 16 * (first + c), _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale));
+        const __m512 found = _mm512_cvtepi32_ps(sum), scale = _mm512_set1_ps(a.scales[m]);
+        _mm512_storeu_ps(y + m * y_step + 16 * (first + c), Operand::kScaled ? _mm512_mul_ps(found, scale) : found);
       }
   }
 };

@@ -68,6 +68,16 @@ def test_chat_shows_the_picture_with_the_first_message(package: Path, photo: Pat
     assert answer in result.stdout
 
 
+@pytest.mark.parametrize("verb", ["run", "chat"])
+@pytest.mark.parametrize("stdin", ["", " \n\n"])
+def test_a_picture_without_a_message_is_an_error(package: Path, photo: Path, verb: str, stdin: str) -> None:
+    result = run(verb, package, "--image", photo, *OPTIONS, stdin=stdin)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "there is no message" in result.stderr
+    assert "carryall run MODEL PROMPT" in result.stderr
+
+
 @pytest.mark.long
 def test_a_checkpoint_folder_sees_too(tmp_path: Path, photo: Path) -> None:
     result = run("run", write_vlm(tmp_path / "vlm"), QUESTION, "--image", photo, *GREEDY, "--json")

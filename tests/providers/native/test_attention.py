@@ -104,6 +104,21 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(
             assert np.median(np.abs(found - reference)) < EXACT + 2e-7 * case.softcap
 
 
+@pytest.mark.parametrize("cache", INT8_CACHES)
+@pytest.mark.parametrize("size", [2, 40, 64, 80, 128, 288])
+def test_an_int8_cache_gives_the_same_bits_everywhere(library: Path, size: int, cache: int) -> None:
+    """Strips of rows that do not end with an item, parts that some queries see in part, few and many."""
+    rng = np.random.default_rng(size + cache)
+    for rows in ([(130, 0)], [(40, 300), (1, 255)], [(7, 63), (130, 100)]):
+        for window, ahead in ((0, True), (5, False), (100, False)):
+            options: dict[str, Any] = {"heads": (3, 1), "window": window, "ahead": ahead, "block": 48}
+            case = made(rng, rows, 0, size, cache=cache, **options)
+            expected = filled(library, "portable", case, np.random.default_rng(0))
+            for isa in isas(library):
+                found = filled(library, isa, case, np.random.default_rng(1))
+                np.testing.assert_array_equal(found, expected, isa)
+
+
 @pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8, BYTE_QUERIES])
 @pytest.mark.parametrize("window", [0, 70])
 def test_a_token_does_not_depend_on_pieces_and_rows_beside_it(library: Path, cache: int, window: int) -> None:

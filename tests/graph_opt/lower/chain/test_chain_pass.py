@@ -114,6 +114,21 @@ def test_one_product_stays() -> None:
     assert_same(model, same)
 
 
+def test_a_result_takes_the_register_of_an_operand_that_nothing_reads_later() -> None:
+    """A product, a sum and a norm share a register; the sum of a product that is read again has its own."""
+    first = f"{linear('a', 'x', 8, 8)} b = Add(a, x) n = RMSNormalization <axis = -1> (b, w8)"
+    counts = []
+    for last in (linear("l", "n", 8, 10), f"c = Add(n, a) {linear('l', 'c', 8, 10)}"):
+        model = made(f"{first} {last}", "float[T, 1, 10] l")
+        assert apply(ChainPass(), model) == []
+        (chain,) = model.graph
+        program = chain.inputs[0]
+        assert program is not None
+        assert program.const_value is not None
+        counts.append(int(program.const_value.numpy()[4]))
+    assert counts == [2, 3]  # with that of the output
+
+
 def test_rows_of_different_lengths_are_refused() -> None:
     text = f"""g (float[T, 1, 8] x, float[S, 1, 8] y) => (float[T, 1, 8] a, float[S, 1, 8] b)
         {{ {linear("a", "x", 8, 8)} {linear("b", "y", 8, 8)} }}"""
