@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ....errors import GraphError, UsageError
 from ....records import dataclass
 from ...graph.lazy import Array
+from .cores import on_all_cores
 from .panels import Part, Rounding, for_each_part, panel_of, quotient, reciprocal, scales_by_panel
 
 Floats = npt.NDArray[np.float32]
@@ -22,6 +23,7 @@ FINE_SHRINKS = tuple(1.08 - 0.03 * step for step in range(14))  # slower, more a
 
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # supported by the targets' kernels
+_DEQUANTIZED = 1 << 20  # values that one core dequantizes at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,17 +188,19 @@ def levels_of(weight: Floats, form: BlockFormat, scales: Floats, zero_points: Fl
 
 def dequantize(quantized: Quantized, form: BlockFormat) -> Floats:
     """Return the dequantized matrix, float32 [in, out]."""
-    zero_points = None if quantized.zero_points is None else quantized.zero_points.astype(np.float32)
-    return scaled(quantized.values.astype(np.float32), form, quantized.scales, zero_points)
+    values, scales, zero_points = quantized.values, quantized.scales[:, None], quantized.zero_points
+    cut = values.reshape(-1, form.block_size, values.shape[1])
+    result = np.empty(cut.shape, np.float32)
+    offsets = np.float32(0) if zero_points is None else zero_points[:, None].astype(np.float32)
 
+    def fill(blocks: slice) -> None:  # no array of the matrix's size but the result
+        near = offsets if zero_points is None else offsets[blocks]
+        np.subtract(cut[blocks], near, out=result[blocks])
+        result[blocks] *= scales[blocks]
 
-def scaled(levels: Floats, form: BlockFormat, scales: Floats, zero_points: Floats | None) -> Floats:
-    """Return (levels - zero points) * scales, [in, out], of levels [in, out] and the others [blocks, out]."""
-    cut = levels.reshape(-1, form.block_size, levels.shape[1])
-    result: Floats = (
-        cut * scales[:, None] if zero_points is None else (cut - zero_points[:, None]) * scales[:, None]
-    )
-    return result.reshape(levels.shape)
+    step = max(1, _DEQUANTIZED // max(1, result[:1].size))
+    on_all_cores(fill, [slice(start, start + step) for start in range(0, len(cut), step)])
+    return result.reshape(values.shape)
 
 
 def _candidates(

@@ -258,14 +258,22 @@ class _Moments:
         on_all_cores(add_columns, range(0, size, _MOMENT_COLUMNS))
 
     def mean(self) -> Floats:
-        """Return the mean, [in, in].
+        """Return the mean, [in, in]; nothing can be added behind it.
 
         That of an expert which no token was routed to is that of independent inputs of equal size.
         """
         if not self._count:
             return np.eye(len(self._total), dtype=np.float32)
-        lower = np.tril(self._total) / np.float32(self._count)
-        mean: Floats = lower + np.tril(lower, -1).T
+        mean = self._total
+
+        def finish(start: int) -> None:  # in place, since a matrix of 12,288 inputs takes 600 MB
+            end = start + _MOMENT_COLUMNS
+            mean[start:, start:end] /= np.float32(self._count)
+            corner = np.tril(mean[start:end, start:end])
+            mean[start:end, start:end] = corner + np.tril(corner, -1).T
+            mean[start:end, end:] = mean[end:, start:end].T
+
+        on_all_cores(finish, range(0, len(mean), _MOMENT_COLUMNS))
         return mean
 
 
