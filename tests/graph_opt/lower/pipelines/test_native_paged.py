@@ -94,7 +94,8 @@ def test_attention_turns_queries_and_keys_with_all_axes(package: Path, tmp_path:
     reference, _ = opened(package, tmp_path, kernels="onnxruntime", kv_memory="explicit")
     expected = logits(reference, [len(TOKENS)])
     reference.close()
-    np.testing.assert_allclose(found, expected, atol=3e-5 * np.abs(expected).max())
+    # AMX multiplies floats as sums of two bfloat16: 3.4e-5 there, below 3e-5 elsewhere.
+    np.testing.assert_allclose(found, expected, atol=6e-5 * np.abs(expected).max())
     assert np.abs(expected).max() > 1
 
 
