@@ -15,7 +15,7 @@ import carryall
 from carryall.graph_opt.graph.saving import save_model
 from carryall.providers import get_provider
 from carryall.providers.base import Row, Runner, RunnerConfig
-from carryall.providers.native.library import find_library
+from carryall.providers.native.library import find_library, kernel_library
 from carryall.runtime.models.lowered_graph import lower
 from carryall.runtime.models.lowering import image_inputs
 from carryall.runtime.models.model_source import resolve_model
@@ -94,8 +94,9 @@ def test_attention_turns_queries_and_keys_with_all_axes(package: Path, tmp_path:
     reference, _ = opened(package, tmp_path, kernels="onnxruntime", kv_memory="explicit")
     expected = logits(reference, [len(TOKENS)])
     reference.close()
-    # AMX multiplies floats as sums of two bfloat16: 3.4e-5 there, below 3e-5 elsewhere.
-    np.testing.assert_allclose(found, expected, atol=6e-5 * np.abs(expected).max())
+    # AMX multiplies floats as sums of two bfloat16, whose errors the random network amplifies.
+    bound = 1e-3 if kernel_library().isa == "amx" else 3e-5
+    np.testing.assert_allclose(found, expected, atol=bound * np.abs(expected).max())
     assert np.abs(expected).max() > 1
 
 
