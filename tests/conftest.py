@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the long tests that are not this commit's."""
     share, commit = config.getoption("--long-tests"), _commit()
-    kept, left_out = [], []
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         due = crc32(f"{commit} {item.nodeid}".encode()) % share == 0
         (kept if due or item.get_closest_marker("long") is None else left_out).append(item)

@@ -191,10 +191,10 @@ def dequantize(quantized: Quantized, form: BlockFormat) -> Floats:
     values, scales, zero_points = quantized.values, quantized.scales[:, None], quantized.zero_points
     cut = values.reshape(-1, form.block_size, values.shape[1])
     result = np.empty(cut.shape, np.float32)
-    offsets = np.float32(0) if zero_points is None else zero_points[:, None].astype(np.float32)
+    offsets = None if zero_points is None else zero_points[:, None].astype(np.float32)
 
     def fill(blocks: slice) -> None:  # no array of the matrix's size but the result
-        near = offsets if zero_points is None else offsets[blocks]
+        near = np.float32(0) if offsets is None else offsets[blocks]
         np.subtract(cut[blocks], near, out=result[blocks])
         result[blocks] *= scales[blocks]
 
