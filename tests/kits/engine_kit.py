@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -152,3 +153,32 @@ class FailWhen:
         if any(self.tokens & set(row.tokens.tolist()) for row in rows):
             self.hits += 1
             raise ProviderRuntimeError("device fell over")
+
+
+class EvenTokens:
+    """A grammar that allows even tokens."""
+
+    finished = False
+    error = ""
+    lowers = True
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def ready(self, seconds: float) -> bool:
+        return True
+
+    def observe(self, token: int) -> None:
+        assert token % 2 == 0
+
+    def apply(self, logits: npt.NDArray[np.float32]) -> None:
+        logits[1::2] = -np.inf
+
+    def forced_tokens(self) -> list[int]:
+        return []
+
+    def valid_prefix(self, tokens: Any) -> int:
+        return int(np.argmax([*(np.asarray(tokens) % 2 == 1), True]))
+
+    def copy(self) -> EvenTokens:
+        return self

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from engine_kit import GREEDY, make_engine, make_request, run
+from engine_kit import GREEDY, EvenTokens, make_engine, make_request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from speculation_kit import Oracle
@@ -21,39 +20,23 @@ from carryall.runtime.engine.requests.request import Grammar, Request
 from carryall.runtime.types.sampling_params import SamplingParams
 
 
-class Late:
+class Late(EvenTokens):
     """Allows even tokens; each mask is there when it has been asked for often enough.
 
     Args:
         delays: how many times ``ready`` says no, for each mask in turn; the last holds for all others.
     """
 
-    finished = False
-    error = ""
-    lowers = True
-
     def __init__(self, *delays: int) -> None:
         self._delays, self._asked, self._place = delays or (0,), 0, 0
-
-    def prepare(self) -> None:
-        """Nothing to prepare."""
 
     def ready(self, seconds: float) -> bool:
         self._asked += 1
         return self._asked > self._delays[min(self._place, len(self._delays) - 1)]
 
     def observe(self, token: int) -> None:
-        assert token % 2 == 0
+        super().observe(token)
         self._asked, self._place = 0, self._place + 1
-
-    def apply(self, logits: npt.NDArray[np.float32]) -> None:
-        logits[1::2] = -np.inf
-
-    def forced_tokens(self) -> list[int]:
-        return []
-
-    def valid_prefix(self, tokens: Any) -> int:
-        return int(np.argmax([*(np.asarray(tokens) % 2 == 1), True]))
 
     def copy(self) -> Late:
         return Late(*self._delays)

@@ -7,10 +7,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from async_runner import AsyncRunner
-from engine_kit import VOCAB, alone, make_request, make_runner
+from engine_kit import VOCAB, EvenTokens, alone, make_request, make_runner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,32 +33,15 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-class EvenBehind:
+class EvenBehind(EvenTokens):
     """A grammar that begins behind a token, and then allows even tokens."""
-
-    finished, error, lowers = False, "", True
 
     def __init__(self, marker: int) -> None:
         self.begun, self._marker = False, marker
 
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
-    def ready(self, seconds: float) -> bool:
-        return True
-
     def observe(self, token: int) -> None:
         assert not self.begun or token % 2 == 0
         self.begun = self.begun or token == self._marker
-
-    def apply(self, logits: npt.NDArray[np.float32]) -> None:
-        logits[1::2] = -np.inf
-
-    def forced_tokens(self) -> list[int]:
-        return []
-
-    def valid_prefix(self, tokens: Any) -> int:
-        return int(np.argmax([*(np.asarray(tokens) % 2 == 1), True]))
 
     def copy(self) -> EvenBehind:
         return self
