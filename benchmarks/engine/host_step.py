@@ -33,6 +33,7 @@ MASK = "grammar"  # of a request: a mask of half the vocabulary, as a grammar's
 NUCLEUS: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1}
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
+    "temperature 0.8": {"temperature": 0.8, "seed": 1},
     "temperature 0.8, top-p 0.95": NUCLEUS,
     "the same, 5 log-probabilities": NUCLEUS | {"logprobs": 5},
     "temperature 0.7, top-k 20, top-p 0.8": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "seed": 1},

@@ -1,4 +1,4 @@
-"""Draw tokens from the largest logits of rows by the library of kernels, as ``draw_best`` does with NumPy."""
+"""The largest logits of rows, and tokens drawn from them as ``draw_best`` does, by the library of kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import ProviderRuntimeError
 from ..base import BestLogits
@@ -18,7 +19,10 @@ from .library import find_library, load
 
 _OPTIONS = struct.Struct("=4dQ")  # Options of sources/best_draws.cpp
 # It holds Python's lock: a thread that takes it meanwhile would keep it for longer than the draws last.
-_PROTOTYPE = ctypes.PYFUNCTYPE(None, *[ctypes.c_char_p] * 6, *[ctypes.c_int64] * 2, ctypes.c_void_p)
+_DRAW = ctypes.PYFUNCTYPE(None, *[ctypes.c_char_p] * 6, *[ctypes.c_int64] * 2, ctypes.c_void_p)
+_LARGEST = ctypes.PYFUNCTYPE(
+    None, ctypes.c_char_p, *[ctypes.c_int64] * 3, ctypes.c_char_p, *[ctypes.c_void_p] * 3
+)
 
 
 def pack_options(temperature: float, top_k: int, top_p: float, min_p: float, key: int) -> bytes:
@@ -29,7 +33,7 @@ def pack_options(temperature: float, top_k: int, top_p: float, min_p: float, key
 
 
 class BestDraws:
-    """The draw of a step's rows from their largest logits, without typical-p, XTC and mirostat.
+    """The largest logits of a step's rows, and a draw from them, without typical-p, XTC and mirostat.
 
     Weights are rounded by the C library's ``exp`` and not by NumPy's, so a token could be another one where
     its uniform is within 1e-15 of the border between two.
@@ -42,7 +46,43 @@ class BestDraws:
     """
 
     def __init__(self, library: Path) -> None:
-        self._draw: Any = _PROTOTYPE(("carryall_draw_best", load(library)))
+        functions = load(library)
+        self._draw: Any = _DRAW(("carryall_draw_best", functions))
+        self._largest: Any = _LARGEST(("carryall_best_logits", functions))
+
+    def largest(
+        self, rows: Sequence[npt.NDArray[np.float32]], count: int, summed: Sequence[bool]
+    ) -> list[BestLogits]:
+        """Return the ``count`` largest logits of each row.
+
+        Args:
+            rows: logits [vocab_size], more than ``count``; not to be changed while the result is in use.
+            count: at most 256.
+            summed: per row, whether its log-sum-exp is wanted. Else it is an upper bound.
+
+        Returns:
+            Per row; its ``logsumexp`` is NaN, and all else has no meaning, if a logit is NaN or infinity, or
+            fewer than ``count`` are above -infinity.
+        """
+        rows = [np.ascontiguousarray(row, np.float32) for row in rows]
+        tokens, logits = np.empty((len(rows), count), np.int64), np.empty((len(rows), count), np.float32)
+        totals = np.empty(len(rows))
+        self._largest(
+            struct.pack(f"{len(rows)}Q", *[row.ctypes.data for row in rows]),
+            len(rows),
+            len(rows[0]),
+            count,
+            bytes(summed),
+            logits.ctypes.data,
+            tokens.ctypes.data,
+            totals.ctypes.data,
+        )
+        return [
+            BestLogits(own_tokens, own, total, len(row), functools.partial(np.asarray, row), exact)
+            for row, own_tokens, own, total, exact in zip(
+                rows, tokens, logits, totals.tolist(), summed, strict=True
+            )
+        ]
 
     def __call__(
         self, rows: Sequence[BestLogits], options: Sequence[bytes], numbers: Sequence[int]

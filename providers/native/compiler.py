@@ -57,6 +57,7 @@ _SHARED = (
     "portable",
     "rounding",
     "best_draws",
+    "best_logits",
     "attention_portable",
 )
 _Flags = dict[str, tuple[str, ...]]

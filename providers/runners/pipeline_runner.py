@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 # A prompt is not cut into fewer tokens: each batch reads all weights.
 _LEAST_TOKENS = 32
+_MOST_LIKELY = 64  # tokens among which the next one is drawn, if the options keep more
 
 Logits = npt.NDArray[np.float32]
 
@@ -321,10 +322,15 @@ def _drawn(logits: npt.NDArray[np.float32], draw: Draw) -> int:
     """Draw a token as the host will, except for rounding; see ``Draw``."""
     if draw.temperature == 0.0:
         return int(logits.argmax())
-    order = np.argsort(-logits, kind="stable")[: draw.top_k or None]
-    weights = np.exp((logits[order] - logits[order[0]]) / np.float32(draw.temperature))
+    # Beyond the most likely tokens the host draws in another order, which only costs another run of the row.
+    count = min(draw.top_k or _MOST_LIKELY, len(logits))
+    order = np.sort(np.argpartition(logits, -count)[-count:])
+    order = order[np.argsort(-logits[order], kind="stable")]
+    scaled = (logits - logits[order[0]]) / np.float32(draw.temperature)
+    weights = np.exp(scaled[order])
+    total = weights.sum() if draw.top_k else np.exp(scaled).sum()
     below = np.cumsum(weights) - weights
-    weights[(below >= draw.top_p * weights.sum()) | (weights < draw.min_p)] = 0.0
+    weights[(below >= draw.top_p * total) | (weights < draw.min_p)] = 0.0
     mass = np.cumsum(weights)
-    place = int(np.searchsorted(mass, draw.uniform * mass[-1], "right"))
+    place = int(np.searchsorted(mass, draw.uniform * (total if weights[-1] else mass[-1]), "right"))
     return int(order[min(place, len(order) - 1)])

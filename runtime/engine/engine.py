@@ -86,8 +86,7 @@ class Engine:
         self.config = config = dataclasses.replace(config or EngineConfig(), max_slots=info.max_slots)
         self._limits = limits = TokenLimits.of(config, info)
         self.max_length = limits.sequence
-        if info.top_logits:
-            best_draws()  # a damaged library is refused now, and not in a step
+        best_draws()  # a damaged library is refused now, and not in a step
         self.clock: Callable[[], float] = time.perf_counter
         self.runner = runner
         policy = chosen_policy(config)

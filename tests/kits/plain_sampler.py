@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -125,9 +126,9 @@ def whole_rows_used() -> Iterator[list[Filters]]:
     used: list[Filters] = []
     draw = WholeRow.draw
 
-    def spy(row: WholeRow, filters: Filters, share: float) -> int:
+    def spy(row: WholeRow, filters: Filters, *share: Any) -> int:
         used.append(filters)
-        return draw(row, filters, share)
+        return draw(row, filters, *share)
 
     with mock.patch.object(WholeRow, "draw", spy):
         yield used

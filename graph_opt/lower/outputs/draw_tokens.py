@@ -5,8 +5,9 @@
 
 A token is drawn from the best logits alone. Of their weights at the temperature, those of the first ``top_k``
 are kept, within ``top_p`` of the whole weight, and of at least ``min_p`` of the largest; the first token is
-chosen whose cumulated weight exceeds the share ``uniform`` of what is kept. The host draws again and its
-token counts, so candidates beyond the best logits and rounding only cost another run of a row.
+chosen whose cumulated weight exceeds the share ``uniform`` of what is kept. What is kept is the whole weight
+if all of the best are. The host draws again and its token counts, so candidates beyond the best logits and
+rounding only cost another run of a row.
 """
 
 from __future__ import annotations
@@ -112,7 +113,10 @@ def _written(
     nucleus = append("Where", append("Less", before, append("Mul", top_p, total)), chosen, zero)
     kept = append("Where", append("Less", weights, min_p), zero, nucleus)
     mass = append("CumSum", kept, axis)
-    target = append("Mul", uniform, append("ReduceSum", kept, last))
+    ends = append(
+        "Equal", append("Gather", kept, constant("end_index", [count - 1], np.int64), axis=-1), zero
+    )
+    target = append("Mul", uniform, append("Where", ends, append("ReduceSum", kept, last), total))
     passed = append("Cast", append("LessOrEqual", mass, target), to=int(ir.DataType.FLOAT))
     place = append("Min", append("ReduceSum", passed, last), constant("end", count - 1, np.float32))
     index = append("Cast", place, to=int(ir.DataType.INT64))

@@ -86,7 +86,7 @@ __device__ int draw(const float* weights, int count, const float* controls, floa
     before += weights[last];
     kept += weights[last];
   }
-  const float target = uniform * kept;
+  const float target = uniform * (last == count ? total : kept);  // all of them are kept: so are those behind
   float mass = 0.0f;
   for (int i = 0; i < last; i++) {
     mass += weights[i];

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "ort_api.h"
 
@@ -16,6 +17,11 @@ struct Options {
   double temperature, top_k, top_p, min_p;
   uint64_t key;  // of its stream of uniforms
 };
+
+bool keeps_all(const Options& options, int64_t vocab_size) {
+  return options.top_k >= static_cast<double>(vocab_size) && std::isinf(options.top_p) &&
+         options.min_p <= std::numeric_limits<double>::denorm_min();
+}
 
 // The largest logits of a row, in descending order, and the log-sum-exp of all; an upper bound of it if not exact.
 struct Best {
@@ -40,7 +46,8 @@ double uniform(uint64_t key, uint64_t place) {
 int64_t deciding(const Best& best, const Options& options) {
   if (options.top_k >= static_cast<double>(best.vocab_size)) {
     if (best.vocab_size <= best.count) return 0;
-    if (options.top_p < 1.0 && best.vocab_size > kMaxSorted) return std::min(best.count, kNucleus);
+    if ((options.top_p < 1.0 && best.vocab_size > kMaxSorted) || keeps_all(options, best.vocab_size))
+      return std::min(best.count, kNucleus);
   }
   return std::min(best.count, kMaxSorted);
 }
@@ -65,6 +72,10 @@ class Draw {
     if (options_.top_k <= width) return drawn(kept(known_), share);
     double least, most;
     bounds(&least, &most);
+    if (keeps_all(options_, best_.vocab_size)) {
+      const int64_t place = place_of(share * least);
+      return place == place_of(share * most) && place < width_ ? place : -1;
+    }
     const int64_t kept_at_least = kept(least), kept_at_most = kept(most);
     const bool whole = std::isinf(options_.top_p);
     const bool ends = options_.top_k < static_cast<double>(best_.vocab_size) || (!whole && known_ >= options_.top_p * most) ||
@@ -106,10 +117,14 @@ class Draw {
 
   int64_t drawn(int64_t kept, double share) const {
     const int64_t last = std::max<int64_t>(kept, 1) - 1;
-    const double target = share * sums_[last];
+    return std::min(place_of(share * sums_[last]), last);
+  }
+
+  // The place of the token at a cumulated weight; the width is behind the last.
+  int64_t place_of(double target) const {
     int64_t count = 0;
     for (int64_t i = 0; i < width_; i++) count += sums_[i] <= target;
-    return std::min(count, last);
+    return count;
   }
 
   Best best_;

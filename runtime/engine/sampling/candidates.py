@@ -16,6 +16,7 @@ Integers = npt.NDArray[np.int64]
 # Rows are processed in groups of about this many logits, which fit into a core's cache.
 GROUP_LOGITS = 2**18
 _MIN_BLOCKS = 2048
+_LOWEST = np.finfo(np.float32).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Shortlist:
 
 
 def top_candidates(rows: Sequence[Row], count: Integers) -> Candidates:
-    """Return at least the ``count`` most likely tokens of each row, sorted.
+    """Return at least the ``count`` most likely tokens of each row, sorted, but none with a logit of -inf.
 
     Args:
         rows: logits [vocab_size] per row, without NaN.
@@ -56,7 +57,7 @@ def top_candidates(rows: Sequence[Row], count: Integers) -> Candidates:
 
 
 def shortlist_top(rows: Sequence[Row], count: Integers) -> Shortlist:
-    """Return at least the ``count`` [rows] most likely tokens of each row."""
+    """Return at least the ``count`` [rows] most likely tokens of each row, but none with a logit of -inf."""
     return _joined([_top(logits, count[group]) for group, logits in _grouped(rows)])
 
 
@@ -120,6 +121,7 @@ def _top(logits: Logits, count: Integers) -> Shortlist:
     parts = logits[:, :full].reshape(rows, size, blocks)
     maxima = parts.max(axis=1)
     bound = np.sort(maxima, axis=1)[np.arange(rows), np.maximum(blocks - count, 0)]
+    bound = np.maximum(bound, _LOWEST)
     row, block = np.nonzero(maxima >= bound[:, None])
     hit, place = np.nonzero(parts[row, :, block] >= bound[row, None])
     rest_row, rest = np.nonzero(logits[:, full:] >= bound[:, None])

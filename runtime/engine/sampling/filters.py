@@ -131,11 +131,15 @@ class WeightedCandidates:
                 weights[~typical(weights / weights.sum(), typical_p)] = 0.0
             exclude_top(weights, float(xtc_threshold * weights.sum()))
             self._cumulative[i, : last[i] + 1] = np.cumsum(weights)
-        rows = np.arange(len(last))
-        target = uniforms * self._cumulative[rows, last]
-        # A cumulative sum never falls, so the number of those that do not exceed the target is a place.
-        place: Integers = np.minimum((self._cumulative <= target[:, None]).sum(axis=1), last)
+        place: Integers = np.minimum(
+            self.places(uniforms * self._cumulative[np.arange(len(last)), last]), last
+        )
         return place
+
+    def places(self, targets: Floats) -> Integers:
+        """Return the places at cumulated weights [..., rows]; the width is behind the last candidate."""
+        # A cumulative sum never falls, so the number of those that do not exceed the target is a place.
+        return np.asarray((self._cumulative <= targets[..., None]).sum(axis=-1), np.int64)
 
 
 def weigh(logits: npt.NDArray[np.float32], temperature: Floats) -> Floats:

@@ -23,9 +23,12 @@ from .whole_rows import WholeRow
 NO_TOKEN = -1
 
 _MAX_SORTED = 512  # candidates; with more, sampling without sorting is cheaper
-_NUCLEUS = 64  # number of top candidates that usually hold the nucleus of top-p
+_NUCLEUS = (
+    64  # number of top candidates that usually hold the nucleus of top-p, or the token without a filter
+)
 _AROUND = np.array([[1 - ROUNDING], [1 + ROUNDING]])
 _NO_LOGITS: Row = np.empty(0, np.float32)
+_NO_FILTER = Filters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class _Draw:
         filters: its filters.
         share: its uniform.
         whole: the weights of all tokens, where they were needed.
+        passed: the most likely tokens, where all are kept and the drawn one is not among these.
     """
 
     place: int
@@ -55,6 +59,11 @@ class _Draw:
     filters: Filters
     share: float
     whole: WholeRow | None = None
+    passed: Integers | None = None
+
+    def keeps_all(self) -> bool:
+        """Return whether no filter applies. Then the most likely tokens come first, and all others after."""
+        return not 0 < self.filters.top_k < len(self.logits) and _keeps_all(self.filters)
 
     def num_sorted(self) -> int:
         """Return how many of the most likely tokens decide, or may decide; 0 if too many would."""
@@ -72,7 +81,7 @@ class _Draw:
             width = vocab_size if vocab_size <= _MAX_SORTED else _NUCLEUS
             # Each weight is at most that of the heaviest, so a nucleus of w such weights needs w tokens.
             return width if f.top_p * whole.total <= width * whole.heaviest else 0
-        return 0
+        return min(_NUCLEUS, vocab_size) if self.keeps_all() else 0
 
     def likely(self) -> Shortlist | None:
         """Return the tokens that min-p keeps, if it alone decides and they are few."""
@@ -145,14 +154,14 @@ class RandomSampler:
                 others.append(draw)
         if sorted_draws:
             shortlist = shortlist_top([draw.logits for draw in sorted_draws], np.array(counts))
-            enough = _hold_nuclei(sorted_draws, shortlist)
+            enough = _decide(sorted_draws, shortlist)
             others += [draw for draw, held in zip(sorted_draws, enough, strict=True) if not held]
             kept = [draw for draw, held in zip(sorted_draws, enough, strict=True) if held]
             if kept:
                 self._keep(kept, shortlist.of_rows(np.array(enough)))
         for draw in others:
             whole = draw.weighed()
-            self._tokens[draw.place] = token = whole.draw(draw.filters, draw.share)
+            self._tokens[draw.place] = token = whole.draw(draw.filters, draw.share, draw.passed)
             if draw.filters.max_surprise < math.inf:
                 self._surprises[draw.place] = whole.surprise(token)
 
@@ -225,20 +234,44 @@ def _num_first(filters: Filters, count: int, vocab_size: int) -> int:
         return min(count, _MAX_SORTED)
     if vocab_size <= count:
         return 0  # it draws from the whole row, in another order
-    # It draws a longer nucleus from the whole row, too.
-    return min(count, _NUCLEUS if filters.top_p < 1.0 and vocab_size > _MAX_SORTED else _MAX_SORTED)
+    # It draws a longer nucleus from the whole row, too, and so the others where all are kept.
+    is_short = filters.top_p < 1.0 and vocab_size > _MAX_SORTED
+    return min(count, _NUCLEUS if is_short or _keeps_all(filters) else _MAX_SORTED)
 
 
-def _hold_nuclei(draws: Sequence[_Draw], shortlist: Shortlist) -> list[bool]:
-    """Return whether the candidates of each row hold what its filters keep."""
+def _keeps_all(filters: Filters) -> bool:
+    """Return whether no filter but top-k applies."""
+    return filters._replace(temperature=1.0, top_k=0) == _NO_FILTER
+
+
+def _decide(draws: Sequence[_Draw], shortlist: Shortlist) -> list[bool]:
+    """Return whether the token of each row is among its candidates.
+
+    A draw without a filter then becomes one from the most likely tokens alone.
+    """
     enough = [True] * len(draws)
     stops = np.cumsum(shortlist.counts).tolist()
     for i, (draw, count, stop) in enumerate(zip(draws, shortlist.counts.tolist(), stops, strict=True)):
-        whole = draw.whole
-        if whole is not None and count < len(draw.logits):
-            held = whole.weights[shortlist.token_ids[stop - count : stop]].sum(dtype=np.float64)
+        part, whole = slice(stop - count, stop), draw.whole
+        if draw.keeps_all():
+            enough[i] = _is_first(draw, shortlist.token_ids[part], shortlist.logits[part])
+        elif whole is not None and count < len(draw.logits):
+            held = whole.weights[shortlist.token_ids[part]].sum(dtype=np.float64)
             enough[i] = bool(held >= draw.filters.top_p * whole.total)
     return enough
+
+
+def _is_first(draw: _Draw, token_ids: Integers, logits: Row) -> bool:
+    """Return whether a token that is drawn from all is among the most likely ones."""
+    first = np.argsort(-logits, kind="stable")[:_NUCLEUS]
+    known = float(weigh(logits[None, first], np.array([draw.filters.temperature])).sum())
+    whole = draw.weighed()
+    target = draw.share * whole.total / whole.heaviest
+    if target < known:
+        draw.filters, draw.share = draw.filters._replace(top_k=len(first)), target / known
+        return True
+    draw.passed = token_ids[first]
+    return False
 
 
 def _draw_first(
@@ -249,7 +282,8 @@ def _draw_first(
     Weights are w_i = exp((l_i - l_0) / T), in descending order. Known are the first ones, and the log-sum-exp
     of all logits at T = 1. Top-p keeps a token while the weights before it sum to less than top_p * total. So
     ``total`` decides only how many tokens are kept, and the place of the sampled token never falls with that
-    number. If a lower and an upper bound of ``total`` sample the same token, it is certain.
+    number. If a lower and an upper bound of ``total`` sample the same token, it is certain. Where all tokens
+    are kept, the place is that of a share of ``total``, which the first tokens may not reach.
     """
     columns, vocab_size = FilterColumns.of(filters), rows[0].vocab_size
     logits = np.concatenate([row.logits[:width] for row in rows]).reshape(len(rows), -1)
@@ -271,6 +305,11 @@ def _draw_first(
             other[[row for row, *_ in columns.rare]] = False  # their weights were changed by the first draw
             is_same |= other
         certain |= ends & is_same
+        all_kept = np.array([_keeps_all(f) for f in filters]) & ~(columns.top_k < vocab_size)
+        if all_kept.any():
+            least, most = candidates.places(uniforms * totals)
+            places = np.where(all_kept, least, places)
+            certain |= all_kept & (least == most) & (least < width)
     return [
         int(row.token_ids[place]) if is_certain else NO_TOKEN
         for row, place, is_certain in zip(rows, places.tolist(), certain.tolist(), strict=True)
@@ -302,6 +341,7 @@ def _totals(
     is_cut = filters.top_k < vocab_size
     if is_cut.any():
         least = np.where(is_cut, 0.0, least)
-        most = np.where(is_cut, np.minimum(most, (filters.top_k - logits.shape[1]) * each), most)
+        behind = np.where(is_cut, filters.top_k, math.inf) - logits.shape[1]
+        most = np.minimum(most, behind * np.where(is_cut, each, 1.0))
     bounds: Floats = (known + np.stack([least, most])) * _AROUND
     return bounds

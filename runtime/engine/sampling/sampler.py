@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class Sample(NamedTuple):
 
 
 _NOTHING = Sample(NO_TOKEN)
+_LARGEST = 64  # logits of a row on the host from which a token is drawn, if they decide
 
 
 @runtime_checkable
@@ -82,6 +83,7 @@ def sample(
         One ``Sample`` per row; NO_TOKEN where nothing can be sampled.
     """
     samples = [_NOTHING] * len(rows)
+    rows = _largest_first(rows, states, processors)
     best: dict[int, BestLogits] = {}  # from which a token is drawn
     processed: dict[int, BestLogits] = {}  # whose logits processors change before that
     undecided: list[int] = []
@@ -110,12 +112,42 @@ def sample(
     return samples
 
 
+def _largest_first(
+    rows: Sequence[Row | BestLogits],
+    states: Sequence[SamplingState],
+    processors: Sequence[BatchLogitsProcessor],
+) -> list[Row | BestLogits]:
+    """Replace logits by their largest ones where these may be enough, if the library of kernels is there."""
+    given, native = list(rows), best_draws()
+    wanted = [
+        i
+        for i, (row, state) in enumerate(zip(rows, states, strict=True))
+        if not isinstance(row, BestLogits)
+        and len(row) > _LARGEST
+        and (processors or not state.takes_most_likely)
+        and best_may_suffice(state, _LARGEST, processors)
+    ]
+    if native is None or not wanted:
+        return given
+    summed = [_needs_sum(states[i]) for i in wanted]
+    largest = native.largest([cast(Row, rows[i]) for i in wanted], _LARGEST, summed)
+    for i, row in zip(wanted, largest, strict=True):
+        given[i] = row
+    return given
+
+
+def _needs_sum(state: SamplingState) -> bool:
+    """Return whether sampling from the largest logits reads the log-sum-exp of all."""
+    params = state.params
+    return params.logprobs is not None or not (params.greedy or 0 < params.top_k <= _LARGEST)
+
+
 def best_may_suffice(
     state: SamplingState, count: int, processors: Sequence[BatchLogitsProcessor] = ()
 ) -> bool:
     """Whether the ``count`` largest logits may be enough to sample a request's next token.
 
-    With top-p and min-p this depends on the logits.
+    With top-p, with min-p and without a filter this depends on the logits.
     """
     params = state.params
     if state.processors and not state.lowers:
@@ -128,7 +160,9 @@ def best_may_suffice(
         return True
     if params.mirostat or params.typical_p < 1.0:
         return False
-    return 0 < params.top_k <= count or params.top_p < 1.0 or params.min_p > 0.0
+    if params.top_p < 1.0 or params.min_p > 0.0:
+        return True
+    return params.top_k <= count if params.top_k else not params.xtc_probability
 
 
 def _lower_best(
@@ -329,12 +363,11 @@ def token_logprobs(
         return []
     counts = [min(count, len(row)) for count, row in zip(counts, logits, strict=True)]
     top = top_candidates(logits, np.maximum(counts, 1))
+    likely = [ids[own > -np.inf].tolist() for ids, own in zip(top.token_ids, top.logits, strict=True)]
     named = named or [()] * len(tokens)
     return [
         _row_logprobs(row, token, others, count, more)
-        for row, token, others, count, more in zip(
-            logits, tokens, top.token_ids.tolist(), counts, named, strict=True
-        )
+        for row, token, others, count, more in zip(logits, tokens, likely, counts, named, strict=True)
     ]
 
 

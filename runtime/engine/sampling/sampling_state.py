@@ -186,8 +186,6 @@ class SamplingState:
         if self.greedy:
             return Draw(0.0)
         f = self._filters
-        if not (f.top_k or f.top_p < 1.0 or f.min_p):
-            return None  # the host draws from whole rows in another order
         return Draw(self.uniform(ahead=ahead), f.temperature, f.top_k, f.top_p, f.min_p)
 
     def processed(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

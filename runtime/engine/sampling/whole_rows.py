@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .candidates import Row
+from .candidates import Integers, Row
 from .filters import Filters, exclude_top
 from .splitmix import uniform
 
@@ -53,11 +53,14 @@ class WholeRow:
         self._cumulative = _Cumulative(self.weights)
         self.total = self._cumulative.total
 
-    def draw(self, filters: Filters, share: float) -> int:
+    def draw(self, filters: Filters, share: float, passed: Integers | None = None) -> int:
         """Sample a token at ``share``, in [0, 1); of the filters, all but top-k apply.
 
-        Typical-p and Mirostat are applied alone.
+        Typical-p and Mirostat are applied alone. Without a filter, the most likely tokens come first;
+        ``passed`` are those, and do not reach the share.
         """
+        if passed is not None:
+            return self._draw_behind(passed, share)
         if filters.max_surprise < math.inf:
             bits = min(filters.max_surprise, _MAX_SURPRISE)
             return self._draw_above(min(self.total * 2.0**-bits, self.heaviest), share)
@@ -73,6 +76,15 @@ class WholeRow:
         if filters.min_p > 0.0:
             cumulative = _Cumulative(self._heavier(least))
         return cumulative.first_kept(share, self._in_nucleus(nucleus))
+
+    def _draw_behind(self, passed: Integers, share: float) -> int:
+        weights = self.weights.copy()
+        weights[passed] = 0
+        others = _Cumulative(weights)
+        if others.total == 0.0:
+            return int(passed[-1])
+        before = float(self.weights[passed].sum(dtype=np.float64))
+        return others.token(max(0.0, share * self.total - before) / others.total)
 
     def _heavier(self, least: float) -> Row:
         """Return the weights of at least ``least``, and 0 for the others."""

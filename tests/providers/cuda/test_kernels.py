@@ -106,7 +106,8 @@ def expected_token(logits: Array, controls: Array, count: int) -> int:
     total = weights[among].sum() if top_k <= count else weights.sum()
     chosen = np.where(among, weights, 0)
     kept = np.where((np.cumsum(chosen) - chosen < top_p * total) & (weights >= min_p), chosen, 0)
-    place = int((np.cumsum(kept) <= uniform * kept.sum()).sum())
+    mass = total if kept[count - 1] else kept.sum()
+    place = int((np.cumsum(kept) <= uniform * mass).sum())
     return int(order[min(place, count - 1)])
 
 

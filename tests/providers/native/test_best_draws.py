@@ -90,3 +90,50 @@ def test_logits_of_another_type_are_refused(library: Path) -> None:
 @pytest.mark.parametrize("options", [{"mirostat": 2}, {"typical_p": 0.5}, {"xtc_probability": 0.5}], ids=str)
 def test_filters_that_only_numpy_has(options: dict[str, Any]) -> None:
     assert SamplingState(SamplingParams(**options), np.empty(0, np.int64)).draw_options is None
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.one_of(st.integers(65, 3000), st.just(49_152)),
+    count=st.sampled_from([1, 63, 64]),
+    rows=st.integers(1, 3),
+    kind=st.sampled_from(["random", "ties", "equal", "rising", "falling", "masked"]),
+)
+def test_largest_logits_are_those_of_a_sort(
+    library: Path, seed: int, size: int, count: int, rows: int, kind: str
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, (rows, size)).astype(np.float32)
+    if kind == "masked":
+        logits[:, np.random.default_rng(seed).permutation(size)[64:]] = -np.inf
+    elif kind in ("rising", "falling"):
+        logits = np.sort(logits if kind == "rising" else -logits) * (1 if kind == "rising" else -1)
+    elif kind != "random":
+        logits = np.round(logits) if kind == "ties" else np.zeros_like(logits)
+    summed = [row % 2 == 0 for row in range(rows)]
+    best = BestDraws(library).largest(list(logits), count, summed)
+    for row, own, exact in zip(logits, best, summed, strict=True):
+        order = np.argsort(-row, kind="stable")[:count]
+        np.testing.assert_array_equal(own.token_ids, order)
+        np.testing.assert_array_equal(own.logits, row[order])
+        total = float(np.logaddexp.reduce(row.astype(np.float64)))
+        assert own.exact == exact
+        assert own.logsumexp == pytest.approx(total, abs=1e-6) if exact else own.logsumexp >= total - 1e-9
+        np.testing.assert_array_equal(own.whole(), row)
+
+
+@pytest.mark.parametrize("place", [0, 64, 2000, 4999])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_give_no_sum(library: Path, value: float, place: int) -> None:
+    logits = np.zeros(5000, np.float32)
+    logits[place] = value
+    (best,) = BestDraws(library).largest([logits], 64, [False])
+    assert np.isnan(best.logsumexp)
+
+
+def test_fewer_logits_than_asked_for_give_no_sum(library: Path) -> None:
+    logits = np.full(5000, -np.inf, np.float32)
+    logits[:63] = 1.0
+    (best,) = BestDraws(library).largest([logits], 64, [True])
+    assert np.isnan(best.logsumexp)

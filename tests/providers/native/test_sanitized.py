@@ -98,7 +98,11 @@ for case in range(200):
         pack_options(float(rng.uniform(0.1, 3)), int(rng.integers(900)), float(rng.uniform(0.1, 1)), 0.0, row)
         for row in range(count)
     ]
-    BestDraws(library)(rows, options, range(count))
+    draws = BestDraws(library)
+    draws(rows, options, range(count))
+    if size > 64:
+        logits = list(rng.normal(0, 3, (count, size)).round(case % 3).astype(np.float32))
+        draws.largest(logits, int(rng.integers(1, 65)), [case % 2 == 0] * count)
 """
 END = 'print("clean")'
 _ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]

@@ -198,7 +198,7 @@ WAYS: list[dict[str, Any]] = [
     {"top_k": 5, "seed": 3},
     {"top_p": 0.8, "temperature": 0.7, "seed": 4},
     {"min_p": 0.1, "seed": 5},
-    {"seed": 6},  # only the host draws
+    {"temperature": 0.3, "seed": 6},  # the most likely tokens decide
 ]
 
 

@@ -90,7 +90,7 @@ def test_equal_on_the_toy_model(options: list[dict[str, Any]], seed: int) -> Non
 
 def test_only_what_needs_all_logits_asks_for_them() -> None:
     engine, runner = null_engine(16)
-    some: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 16}, {}]
+    some: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_k": 16}, {"temperature": 0.01}]
     some.append({"temperature": 0.7, "top_k": 5, "top_p": 0.8, "repetition_penalty": 1.05})
     run(engine, requests(some))
     assert runner.downloads == 0
@@ -104,9 +104,9 @@ def test_a_damaged_library_is_refused_before_a_step(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(best_draws, "find_library", damaged)
     best_draws.best_draws.cache_clear()
-    with pytest.raises(ProviderUnavailableError, match="are damaged"):
-        null_engine(16)
-    null_engine(0)
+    for top_logits in (0, 16):
+        with pytest.raises(ProviderUnavailableError, match="are damaged"):
+            null_engine(top_logits)
 
 
 @pytest.fixture(scope="module")

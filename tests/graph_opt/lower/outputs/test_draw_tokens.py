@@ -54,6 +54,8 @@ def feeds(logits: Any, draws: list[Draw | None], **more: Any) -> dict[str, Any]:
         {"temperature": 0.5, "top_p": 0.3, "min_p": 0.05},
         {"temperature": 0.6, "min_p": 0.2},
         {"temperature": 0.6, "top_k": 1},
+        {"temperature": 0.8},
+        {"temperature": 2.0},
     ],
     ids=str,
 )
@@ -68,8 +70,10 @@ def test_drawn_tokens_are_those_of_the_host(
         np.testing.assert_array_equal(drawn, logits[:, 0].argmax(axis=1))
         return
     filters = [Filters(**options)] * ROWS
-    expected = sample_random(list(logits[:, 0]), filters, np.array(uniforms))
-    equal = np.mean(np.array(expected.token_ids) == drawn)
+    expected = sample_random(list(logits[:, 0]), filters, np.array(uniforms)).token_ids
+    best = np.take_along_axis(logits[:, 0], expected[:, None], 1) >= np.sort(logits[:, 0])[:, -64:][:, :1]
+    assert best.mean() >= 0.7
+    equal = np.mean((expected == drawn)[best[:, 0]])
     assert equal >= 0.97  # cumulated weights in float32 may round across the uniform
 
 

@@ -236,8 +236,8 @@ def test_the_usual_options_need_no_more_than_the_best(options: dict[str, Any]) -
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"top_k": 33},
+        {"xtc_probability": 0.5},
         {"top_k": 8, "typical_p": 0.5},
         {"mirostat": 2},
         {"temperature": 0.0, "repetition_penalty": 0.9},

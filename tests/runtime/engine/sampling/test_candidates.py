@@ -35,6 +35,18 @@ def test_few_candidates_are_looked_at_in_a_large_vocabulary() -> None:
     assert top_candidates([logits], np.array([50])).logits.shape[1] < 200
 
 
+def test_tokens_that_are_impossible_are_no_candidates() -> None:
+    """Of a row that a grammar masks, all others had been sorted: 10 ms for 150,000 tokens."""
+    logits = np.full((2, 150_000), -np.inf, np.float32)
+    logits[0, [7, 70_000, 149_999]] = [1, 3, 2]
+    logits[1, :40] = np.arange(40)
+    found = top_candidates(list(logits), np.array([20, 50]))
+    assert found.logits.shape == (2, 40)
+    assert found.token_ids[0, :3].tolist() == [70_000, 149_999, 7]
+    assert np.isneginf(found.logits[0, 3:]).all()
+    assert found.token_ids[1].tolist() == list(range(39, -1, -1))
+
+
 def test_threshold_keeps_what_reaches_it_and_pads_shorter_rows() -> None:
     logits = np.array([[1, 5, 3], [9, 0, 0]], np.float32)
     found = in_order([shortlist_above(list(logits), np.array([3, 9], np.float32))])

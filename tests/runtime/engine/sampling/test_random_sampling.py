@@ -118,6 +118,19 @@ def test_few_candidates_are_drawn_from_in_order(options: dict[str, Any], xtc_thr
         assert token == expected or margin <= ROUNDING
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("vocab_size", [1, 40, 64, 65, 500, 20_000])
+def test_without_a_filter_the_most_likely_tokens_come_first(vocab_size: int, temperature: float) -> None:
+    filters, logits = Filters(temperature), random_logits(3, 3.0, vocab_size, ties=True)
+    kept, uniforms = keep(logits, filters), np.arange(500) / 500
+    tokens = sample_random([logits] * 500, [filters] * 500, uniforms).token_ids
+    for token, uniform in zip(tokens.tolist(), uniforms.tolist(), strict=True):
+        expected, margin = kept.draw(uniform)
+        first = expected in kept.tokens[:64]
+        assert token == expected or margin <= ROUNDING or not first
+        assert (token in kept.tokens[:64]) == first or margin <= ROUNDING
+
+
 WHOLE: list[tuple[float, int, dict[str, Any]]] = [
     (FEW, 4000, {}),
     (FEW, 4000, {"xtc_threshold": 0.004}),
@@ -144,7 +157,8 @@ def test_from_whole_rows_each_token_comes_as_often_as_it_should(
     filters = Filters(**options)
     with whole_rows_used() as used:
         tokens = sample_random([logits] * count, [filters] * count, np.arange(count) / count).token_ids
-    assert used == [filters] * count
+    # Without a filter only the rest of the tokens is drawn from the whole row.
+    assert used == [filters] * (count if options else len(used)) != []
     expected = keep(logits, filters).shares(len(logits))
     counts = np.bincount(tokens, minlength=len(logits))
     assert not counts[expected == 0].any()
