@@ -92,7 +92,7 @@ class ScriptedRunner(NullRunner):
         left = self._left(value)
         for length in range(1, min(len(left), self._longest) + 1):
             if (token := self._ids.get(left[:length])) is not None:
-                logits[token] = length
+                logits[token] = 20 * length  # so that no draw takes a shorter one
         return logits
 
     def _left(self, value: int) -> str:
