@@ -71,7 +71,7 @@ def leave_objects(code: int) -> None:
 
     def leave() -> None:
         atexit.unregister(leave)
-        atexit._run_exitfuncs()  # the others
+        atexit._run_exitfuncs()  # noqa: SLF001 -- of the others; the interpreter itself ends with these
         _end(code)
 
     atexit.register(leave)
