@@ -169,7 +169,10 @@ class TextTable(PackedTexts):
 
 
 def _powers(base: int, count: int) -> Hashes:
-    """Return base**0 to base**(count - 1) modulo 2**64."""
-    powers = np.full(count, base, np.uint64)
-    powers[:1] = 1
-    return powers.cumprod(dtype=np.uint64)
+    """Return base**0 to base**(count - 1) modulo 2**64; each product doubles how many are known."""
+    powers, known, factor = np.ones(max(1, count), np.uint64), 1, base  # factor is base**known
+    while known < count:
+        more = powers[known : 2 * known]
+        np.multiply(powers[: len(more)], np.uint64(factor), out=more)
+        known, factor = 2 * known, factor**2 % 2**64
+    return powers[:count]

@@ -1,4 +1,4 @@
-"""The command ends without freeing its objects, and does everything else that an interpreter does at its end."""
+"""A command frees nothing when it ends, and does everything else that an interpreter does then."""
 
 from __future__ import annotations
 
