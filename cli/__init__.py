@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-
+from ..runtime.process.at_exit import leave_objects
 from .group import carryall
 
 __all__ = ["carryall", "main"]
@@ -13,5 +12,6 @@ def main() -> None:
     """Run the ``carryall`` script, and end the process with its exit code."""
     try:
         carryall.main(prog_name="carryall")
-    finally:
-        gc.freeze()  # the interpreter would visit every object before it ends
+    except SystemExit as end:
+        leave_objects(end.code if isinstance(end.code, int) else 0)
+        raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
@@ -53,6 +55,7 @@ SECTIONS: dict[str, dict[str, str]] = {
 }
 _LONGEST_WORD, _KEPT = 1000, 60  # characters of a word in a message, and of each end of a longer one
 _ALIASES = {"ls": "list"}
+_PRODUCT_THREADS = "OPENBLAS_NUM_THREADS"
 SUMMARIES = {verb: summary for verbs in SECTIONS.values() for verb, summary in verbs.items()}
 
 
@@ -71,7 +74,7 @@ class VerbGroup(click.Group):
 
             near = difflib.get_close_matches(cmd_name, SUMMARIES, n=1)
             ctx.fail(f"there is no verb '{cmd_name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-        with collector_paused():
+        with collector_paused(), _lone_products():
             module = importlib.import_module(f".verbs.{cmd_name}", __package__)
             ctx.with_resource(lasting_objects())  # modules stay: a collection takes 20 ms to see that
         command: click.Command = module.command
@@ -115,6 +118,24 @@ class VerbGroup(click.Group):
                 raise
             _fail(shortage, 1)
         _end(code if isinstance(code, int) else 0)
+
+
+@contextlib.contextmanager
+def _lone_products() -> Iterator[None]:
+    """Let NumPy, if the block imports it, compute each product with one thread, unless its variable is set.
+
+    OpenBLAS starts a thread for each further core when it is loaded, which waits for work without sleeping:
+    40 ms of processor time a core. Products of several threads wait so too (see ``single_products``). The
+    variable is removed, since programs that a verb starts inherit it.
+    """
+    if _PRODUCT_THREADS in os.environ:
+        yield
+        return
+    os.environ[_PRODUCT_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_PRODUCT_THREADS]
 
 
 def _end(code: int) -> NoReturn:

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +167,10 @@ def check_tokenizer(source: Path) -> None:
     try:
         Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
+        import importlib.metadata
+
         raise CheckpointError(
-            f"the installed tokenizers {version('tokenizers')} cannot read {path}: {error}"
+            f"the installed tokenizers {importlib.metadata.version('tokenizers')} cannot read {path}: {error}"
         ) from error
 
 
@@ -212,6 +213,8 @@ def _make_record(
     quantization: dict[str, Any] | None,
     passes: Sequence[str],
 ) -> PackageRecord:
+    from importlib.metadata import version  # 10 ms, which a model that runs in place does without
+
     longest, default = context_lengths(config)
     return PackageRecord(
         model_type=config["model_type"],

@@ -1,1 +1,1 @@
-"""Files: the cache folder, content hashes, manifests, checks of untrusted paths, errors of failed writes."""
+"""Files: the cache folder, locks, content hashes, manifests, checks of untrusted paths, failed writes."""

@@ -53,11 +53,33 @@ assert callable(onnx.gen_proto.main)
 """
 
 
+METADATA = """
+import sys
+import carryall, onnx_ir, onnx, importlib
+assert "importlib.metadata" not in sys.modules and "packaging.version" not in sys.modules
+stated = onnx.__version__
+assert importlib.metadata.version("onnx") == stated
+from importlib.metadata import PackageNotFoundError, version
+assert version("onnx") == stated and importlib.metadata is sys.modules["importlib.metadata"]
+import packaging.version
+assert packaging.version.Version(stated).release[0] >= 1
+"""
+# Distributions that have no folder beside their package, as in archives, are found as ever.
+NO_FOLDERS = """
+import sys
+import carryall, importlib, importlib.util
+from carryall.storage import distributions
+distributions.distribution_folder = lambda name: None
+import onnx_ir, onnx
+assert "importlib.metadata" in sys.modules and onnx.__version__ == importlib.metadata.version("onnx")
+"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "program",
-    [USES, SYMPY_FIRST, LIBRARY_FIRST, TEXTS, TOOLS],
-    ids=["uses", "sympy", "onnx_ir", "texts", "tools"],
+    [USES, SYMPY_FIRST, LIBRARY_FIRST, TEXTS, TOOLS, METADATA, NO_FOLDERS],
+    ids=["uses", "sympy", "onnx_ir", "texts", "tools", "metadata", "no_folders"],
 )
 def test_what_is_deferred_works_in_any_order_of_imports(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -70,7 +92,7 @@ def test_a_second_copy_of_the_package_searches_only_once() -> None:
 import importlib.util, pathlib, sys
 import carryall
 from carryall import deferred_imports as first
-spec = importlib.util.spec_from_file_location("second", pathlib.Path(first.__file__))
+spec = importlib.util.spec_from_file_location("carryall.second", pathlib.Path(first.__file__))
 second = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(second)
 sys.meta_path.insert(0, second._Finder())  # what it adds where it comes first

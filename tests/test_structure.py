@@ -17,9 +17,10 @@ PURE = ("runtime/engine", "exporter", "graph_opt/passes", "graph_opt/analysis", 
 
 # The rooms from bottom to top. A module may import its own room and rooms of lines above its own.
 LAYERS = """
-deferred_imports errors contract records
+errors contract records
 options logs plain_json progress reports
 storage
+deferred_imports
 proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
 exporter.config

@@ -39,6 +39,7 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 _LENGTH = struct.Struct("<Q")  # of a string
+_LEAST_STRING = 9  # bytes of a length and a character
 _WINDOW = 1 << 16  # bytes of strings looked at together
 _FEW = 64  # strings read one by one where that finds fewer
 
@@ -118,6 +119,8 @@ class _Cursor:
             raise damaged(self.path, f"an array of type {kind}; carryall reads arrays of numbers and strings")
         if count * 8 > self.size - self.position:  # each string has a length of 8 bytes
             raise damaged(self.path, f"an array of {count} strings, more than the file has room for")
+        if len(self.data) < min(self.size, self.position + count * _LEAST_STRING):
+            raise ShortHeaderError  # before most of them are read in vain
         return self._texts(count)
 
     def _texts(self, count: int) -> PackedTexts:

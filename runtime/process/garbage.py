@@ -48,14 +48,18 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def exclude_newer() -> None:
-    """Inside a block, free the garbage among all objects, and exclude also those that exist now.
+def exclude_newer(*, dropped: bool = False) -> None:
+    """Inside a block, free the garbage among objects that are not excluded, and exclude the others of them.
 
-    Call it after large objects were made or dropped: excluded ones in cycles are not freed otherwise. Outside
-    of blocks, it does nothing. It takes as long as a full collection.
+    Call it after large objects were made or dropped. Outside of blocks, it does nothing.
+
+    Args:
+        dropped: look at excluded objects too, which are not freed otherwise if they are in cycles. It takes
+            as long as a full collection.
     """
     with _lock:
         if _blocks:
-            gc.unfreeze()
+            if dropped:
+                gc.unfreeze()
             gc.collect()
             gc.freeze()

@@ -165,3 +165,27 @@ def test_the_exit_code_stays_if_stderr_cannot_be_written(
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, timeout=60, check=False, env=env)
     assert (done.returncode, done.stdout) == (code, out)
+
+
+THREADS = """
+import os, threadpoolctl
+import click
+from carryall.cli import carryall
+with click.Context(carryall) as context:
+    carryall.get_command(context, "run")
+import numpy
+[threads] = {each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"}
+print(threads, os.environ.get("OPENBLAS_NUM_THREADS"))
+"""
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(None, "1 None"), ("2", "2 2")])
+def test_products_of_numpy_take_one_thread_unless_the_user_asks_for_more(
+    asked: str | None, shown: str
+) -> None:
+    known = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    env = known if asked is None else {**known, "OPENBLAS_NUM_THREADS": asked}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=False, env=env
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, shown), done.stderr

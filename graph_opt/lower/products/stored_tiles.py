@@ -110,6 +110,9 @@ def _rows(parts: Sequence[StoredRows], first: int, count: int) -> Iterator[Bytes
         first -= len(part.order)
         if not len(order):
             continue
-        low = int(order.min())
-        content, places = part.read(low, int(order.max()) + 1 - low), order - low
-        yield content if np.array_equal(places, np.arange(len(content))) else content[places]
+        low, end = int(order[0]), int(order[0]) + len(order)
+        if np.array_equal(order, np.arange(low, end)):
+            yield part.read(low, len(order))
+            continue
+        low, end = int(order.min()), int(order.max()) + 1
+        yield part.read(low, end - low)[order - low]

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
-
-import jinja2
-import jinja2.meta
-import jinja2.sandbox
+from typing import TYPE_CHECKING, Any, Literal
 
 from ....errors import RequestError, UsageError
 from ....records import dataclass
 
+if TYPE_CHECKING:  # 20 ms of the start of a service
+    import jinja2
+    import jinja2.sandbox
+
 Kind = Literal["prompt", "chat", "embedding"]
 
 _MAX_CHARACTERS = 16 * 2**20
-_ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +67,13 @@ class PromptTemplate:
         Raises:
             UsageError: a template has a syntax error.
         """
+        import jinja2.meta
+
         names: set[str] = set()
         for source in (self.text, self.system):
             if source is not None:
                 try:
-                    names |= jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source))
+                    names |= jinja2.meta.find_undeclared_variables(_environment().parse(source))
                 except jinja2.TemplateSyntaxError as error:
                     raise UsageError(
                         f"the template has a syntax error in line {error.lineno}: {error}"
@@ -133,7 +132,18 @@ class PromptTemplate:
         return {"messages": [*system, {"role": "user", "content": content}]}
 
 
-_compiled = functools.cache(_ENVIRONMENT.from_string)
+@functools.cache
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    import jinja2.sandbox
+
+    return jinja2.sandbox.ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True
+    )
+
+
+@functools.cache
+def _compiled(text: str) -> jinja2.Template:
+    return _environment().from_string(text)
 
 
 def _listed(columns: Sequence[str]) -> str:
@@ -141,6 +151,8 @@ def _listed(columns: Sequence[str]) -> str:
 
 
 def _render(source: str, record: Mapping[str, Any]) -> str:
+    import jinja2
+
     try:
         text = _compiled(source).render(record)
     except jinja2.UndefinedError as error:

@@ -313,7 +313,7 @@ class Entry:
                 # Running requests hold their own reference.
                 tensor, self.tensor = self.tensor, None
                 await asyncio.to_thread(tensor.close)
-            exclude_newer()
+            exclude_newer(dropped=True)
             await asyncio.to_thread(give_back_freed)
             self.state, self.reason = "unloaded", ""
             return drained

@@ -16,7 +16,7 @@ from tiny_gguf import write_gguf
 
 from carryall.errors import CarryallWarning, CheckpointError, UnsupportedModelError
 from carryall.exporter.gguf.file import GgufFile
-from carryall.exporter.gguf.header import read_header
+from carryall.exporter.gguf.header import ShortHeaderError, read_header
 from carryall.exporter.gguf.tokenizer import gguf_tokenizer
 
 PATH = Path("m.gguf")
@@ -37,6 +37,34 @@ def test_every_truncation_is_noticed(valid: Path, share: float) -> None:
     content = valid.read_bytes()
     with pytest.raises(CheckpointError, match=r"m\.gguf"):
         read_header(memoryview(content[: int((len(content) - PADDING) * share)]), PATH)
+
+
+@given(share=st.floats(0, 1, exclude_max=True))
+@QUIET
+def test_the_first_bytes_of_a_file_suffice_if_they_hold_the_header(valid: Path, share: float) -> None:
+    content = valid.read_bytes()
+    whole = read_header(memoryview(content), PATH)
+    end = min(tensor.begin for tensor in whole.tensors)
+    length = max(4, int(len(content) * share))
+    if length >= end:
+        found = read_header(memoryview(content[:length]), PATH, len(content))
+        tokens = "tokenizer.ggml.tokens"
+        assert found.tensors == whole.tensors
+        assert found.metadata.keys() == whole.metadata.keys()
+        assert list(found.metadata[tokens]) == list(whole.metadata[tokens])
+    elif length < end - PADDING:
+        with pytest.raises(ShortHeaderError):
+            read_header(memoryview(content[:length]), PATH, len(content))
+
+
+def test_more_of_a_file_is_asked_for_before_strings_are_read_that_it_cannot_hold() -> None:
+    content = bytearray(vocabulary([b"a" * 20] * 1000))
+    first = content.index(b"a" * 20)
+    content[first - 8 : first] = struct.pack("<Q", 1 << 62)  # would be refused if it was read
+    with pytest.raises(ShortHeaderError):
+        read_header(memoryview(content[:5000]), PATH, len(content))
+    with pytest.raises(CheckpointError, match="the header needs"):
+        read_header(memoryview(content), PATH)
 
 
 def test_an_axis_of_size_zero_is_refused(valid: Path) -> None:

@@ -63,15 +63,18 @@ def test_a_failed_block_ends_too() -> None:
 def test_inside_a_block_dropped_objects_are_freed_and_newer_ones_excluded() -> None:
     older = made()
     with lasting_objects():
-        newer = Cycle()
+        newer, garbage = Cycle(), made()
         kept = weakref.ref(newer)
         exclude_newer()
-        assert older() is None
+        assert garbage() is None
+        assert older() is not None
         del newer
         gc.collect()
-        assert kept() is not None
         exclude_newer()
+        assert kept() is not None
+        exclude_newer(dropped=True)
         assert kept() is None
+        assert older() is None
 
 
 def test_outside_of_blocks_nothing_is_excluded() -> None:

@@ -19,10 +19,6 @@ from ...requests.chunk import CHUNK_TOKENS, Parts, Save, Tier, TierPrefix, state
 from ...requests.prompt_costs import PromptCosts
 from ...requests.request import Request
 from .chunk_store import ChunkStore
-from .disk import DiskTier
-from .host import HostTier
-from .store import StoreTier
-from .store_urls import open_store
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +129,9 @@ class KVMover:
     @property
     def store(self) -> ChunkStore | None:
         """The store below the tiers; None if there is none."""
+        from .host import HostTier
+        from .store import StoreTier
+
         tier = self._tier.below if isinstance(self._tier, HostTier) else self._tier
         return tier.store if isinstance(tier, StoreTier) else None
 
@@ -261,6 +260,11 @@ def make_tier(
             "this provider cannot move KV off its device; omit prefix_cache_dir, prefix_cache_url and "
             "swap_bytes"
         )
+    from .disk import DiskTier  # with sockets and formats of files, 4 ms of each start without tiers
+    from .host import HostTier
+    from .store import StoreTier
+    from .store_urls import open_store
+
     store = None if url is None else open_store(url)
     below: Tier | None
     try:
