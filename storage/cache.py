@@ -14,15 +14,17 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .distributions import distribution_folder, distribution_version
-from .locks import FileLock, lock_of
 from .manifest import find_damage, make_manifest, read_manifest
 from .root import cache_root, unusable
-from .scratch import folder_beside
+from .scratch import folder_beside, lock_of
 from .writing import writing
+
+if TYPE_CHECKING:
+    import filelock
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +144,7 @@ class CachedParts:
         return cache_key(**self._facts, part=part)
 
 
-def _lock_of(file: Path) -> FileLock | None:
+def _lock_of(file: Path) -> filelock.BaseFileLock | None:
     """Return the lock of a file; None if another process holds it, or the file system has none."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

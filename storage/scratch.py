@@ -18,13 +18,17 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .locks import WITHOUT_LOCKS, FileLock, lock_of
 from .writing import hide_scratch, hiding_scratch
+
+if TYPE_CHECKING:
+    import filelock
 
 _NAME = "carryall"
 _LOCK = ".lock"
 _LOCK_NAME = re.compile(rf"\.?{_NAME}\.[0-9a-f]{{8}}\{_LOCK}")
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of file systems that have none
 _ABANDONED_SECONDS = 7 * 24 * 3600  # where no lock tells whether the process lives
 _TRIES = 10
 _ADVICE = "(TMPDIR chooses the folder of temporary files)"
@@ -107,14 +111,14 @@ def _held(parent: Path, name: str, mode: int) -> Iterator[Path]:
         _delete(folder, lock)
 
 
-def _claim(parent: Path, name: str) -> tuple[Path, FileLock | None]:
+def _claim(parent: Path, name: str) -> tuple[Path, filelock.BaseFileLock | None]:
     """Return a new name, and its lock; None on a file system without locks."""
     for _ in range(_TRIES):
         folder = parent / f"{name}.{uuid.uuid4().hex[:8]}"
         try:
             lock = lock_of(_lock_file(folder))
         except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
+            if error.errno not in _WITHOUT_LOCKS:
                 with contextlib.suppress(OSError):
                     _lock_file(folder).unlink(missing_ok=True)
                 raise
@@ -129,7 +133,25 @@ def _lock_file(folder: Path) -> Path:
     return folder.with_name(folder.name + _LOCK)
 
 
-def _delete(folder: Path, lock: FileLock | None) -> None:
+def lock_of(path: Path) -> filelock.BaseFileLock | None:
+    """Return the lock of a file, which is created if missing; None if another process or thread holds it.
+
+    Raises:
+        OSError: the file cannot be made, or its file system has no locks.
+    """
+    import filelock  # 50 ms, which a command without temporary files does not wait for
+
+    lock = filelock.FileLock(path, timeout=0, mode=0o600, thread_local=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        return None
+    except NotImplementedError as error:
+        raise OSError(errno.ENOSYS, str(error), str(path)) from error
+    return lock
+
+
+def _delete(folder: Path, lock: filelock.BaseFileLock | None) -> None:
     """Delete a folder and its lock file. What is left, as on Windows files in use, the next sweep deletes."""
     shutil.rmtree(folder, ignore_errors=True)
     if lock is not None:
@@ -159,7 +181,7 @@ class _InUseError(Exception):
     """A process holds the lock, or may do so."""
 
 
-def _lock_of_ended(path: Path) -> FileLock | None:
+def _lock_of_ended(path: Path) -> filelock.BaseFileLock | None:
     """Return the lock of a folder without a process; None on a file system without locks.
 
     Raises:

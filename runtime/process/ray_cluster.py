@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import shutil
 import threading
 import time
@@ -12,9 +11,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from ...errors import MissingExtraError, UsageError
 from ...storage.cache import cached_folder
-from ...storage.locks import lock_of
 from ...storage.paths import check_name
 from ...storage.root import cache_root, unusable
 from .stop_signals import sigterm_kept
@@ -119,11 +119,11 @@ def unpacked(name: str, archive: bytes) -> Path:
     root = cache_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = lock_of(root / _LOCK, math.inf)  # one actor writes; the others wait for it
+        lock = filelock.FileLock(root / _LOCK)
+        lock.acquire()  # one actor writes; the others wait for it
     except OSError as error:
         raise unusable(error) from error
     try:
         return cached_folder(_KIND, name, build) / _FOLDER
     finally:
-        if lock is not None:
-            lock.release()
+        lock.release()

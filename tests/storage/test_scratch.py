@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import filelock
 import pytest
 from faults import Fault, faulty
 
@@ -224,7 +225,7 @@ def test_on_a_file_system_without_locks_folders_of_a_week_are_deleted(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(scratch, "lock_of", refuse)
+    monkeypatch.setattr(filelock.FileLock, "_acquire", refuse)
     young, old = dead(place), dead(place, "carryall.fedcba98")
     week = time.time() - 8 * 24 * 3600
     os.utime(old.with_name(old.name + ".lock"), (week, week))

@@ -27,7 +27,7 @@ from reduce_onnxruntime import reduce
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = (ROOT / "providers/ort/registrations/cuda.txt").read_text().split()[4].rstrip(",")
 # What carryall imports for a run of a model; the rest of onnxruntime-gpu's needs is CUDA itself.
-NEEDS = """click flatbuffers httptools jinja2 llguidance markupsafe ml_dtypes numpy onnx onnx-ir
+NEEDS = """click filelock flatbuffers httptools jinja2 llguidance markupsafe ml_dtypes numpy onnx onnx-ir
     onnxscript packaging platformdirs protobuf psutil rich safetensors sympy mpmath tokenizers
     typing_extensions markdown-it-py mdurl pygments huggingface_hub starlette uvicorn websockets anyio sniffio
     idna h11 prometheus-client grpcio grpcio-health-checking grpcio-reflection googleapis-common-protos

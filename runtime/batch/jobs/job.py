@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -11,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from ....errors import OutputExistsError, UsageError
 from ....records import dataclass
-from ....storage.locks import WITHOUT_LOCKS, lock_of
 from ....storage.paths import check_name
 from ..inputs.files import check_folder, exists, is_remote, plain_suffix, with_infix
 from .journal import JOURNAL_FILE, Journal
@@ -24,6 +26,8 @@ INPUT_FILE = "input.jsonl"  # requests that were given as objects
 NEW, RUNNING, FINISHED, CANCELLED = "new", "running", "finished", "cancelled"
 
 _LOCK_SECONDS = 0.5  # a status query holds the lock for a moment
+
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP)
 
 Facts = dict[str, Any]
 
@@ -183,10 +187,12 @@ def is_running(folder: Path) -> bool:
     """Return whether a process works on the job."""
     if not (folder / LOCK_FILE).exists():
         return False
-    lock = lock_of(folder / LOCK_FILE)
-    if lock is not None:
-        lock.release()
-    return lock is None
+    lock = filelock.FileLock(folder / LOCK_FILE)
+    try:
+        with lock.acquire(timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
 
 
 def owner(folder: Path) -> Facts:
@@ -247,16 +253,18 @@ def _locked(paths: JobPaths) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_lock(folder: Path, what: str) -> Iterator[None]:
+    lock = filelock.FileLock(folder / LOCK_FILE)
     try:
-        lock = lock_of(folder / LOCK_FILE, _LOCK_SECONDS)
-    except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
-            raise  # such as a full disk, for which a batch of the service waits
-        raise UsageError(f"{what} cannot be locked by its file system; choose a folder on another") from error
-    if lock is None:
+        lock.acquire(timeout=_LOCK_SECONDS, poll_interval=0.05)
+    except filelock.Timeout:
         who = owner(folder)
         by = f" (process {who.get('pid')} on {who.get('host')})" if who else ""
-        raise UsageError(f"another process{by} works on {what}; wait for it, or cancel it")
+        raise UsageError(f"another process{by} works on {what}; wait for it, or cancel it") from None
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _WITHOUT_LOCKS:
+            error.filename = error.filename or str(folder / LOCK_FILE)
+            raise  # such as a full disk, for which a batch of the service waits
+        raise UsageError(f"{what} cannot be locked by its file system; choose a folder on another") from error
     try:
         mine = {"pid": os.getpid(), "host": platform.node(), "since": time.time()}
         (folder / OWNER_FILE).write_text(json.dumps(mine), encoding="utf-8")
