@@ -1,7 +1,7 @@
 // Attention on a cache of pairs of bfloat16 (attention.h): queries, keys, weights and values are multiplied in bfloat16 and
 // summed in float32 by an engine, AMX or AVX-512 BF16. Its multiply<kSplit>(a, a_row, count, columns, b, later, steps, y,
 // y_step) computes `count` rows of `columns` tiles of 16 floats:
-//   a               [rows / 16, a_row bytes], each [steps, 2 (high, low), 16 rows, 64 bytes]
+//   a               [rows / 16, a_row bytes], each [steps, high and, if Engine::kLow, low, 16 rows, 64 bytes]
 //   b(column, step) a tile of 1 KB, followed by its low one if kSplit; later(column, step) one that is read soon
 //
 // The engines compute an element of their result from one row of the first operand and one column of the second, in a fixed
@@ -41,6 +41,8 @@ inline __mmask16 lanes(int64_t first, int64_t last) {
 // What one call of `attend` computes with.
 template <class Engine>
 class Run : public Part {
+  static constexpr int64_t kStepBytes = (Engine::kLow ? 2 : 1) * kTileBytes;  // of 16 queries, or of their weights
+
  public:
   Run(const Attention& a, const AttentionItem& item, Memory<Engine>* memory)
       : Part(a, item, Engine::kFetches), memory_(*memory) {}
@@ -58,6 +60,7 @@ class Run : public Part {
   template <bool kSplit>
   State attend(int64_t first, int64_t count);
   const uint8_t* only_seen(const uint8_t* values, int64_t step, Range range);
+  void find_largest(int64_t first, int64_t row, Range steps);
   void weigh(int64_t first, int64_t row, Range steps);
 
   Memory<Engine>& memory_;
@@ -71,9 +74,9 @@ void Run<Engine>::read_queries() {
   alignas(64) float x[kPairedHead] = {};
   for (int64_t m = 0; m < item_.count; m++) {
     read_query<Vector>(m, x);
-    uint8_t* to = memory_.queries + m / 16 * steps * 2 * kTileBytes + m % 16 * 64;
+    uint8_t* to = memory_.queries + m / 16 * steps * kStepBytes + m % 16 * 64;
     for (int64_t k = 0; k < steps; k++)
-      split_queries<Engine::kLow>(_mm512_load_ps(x + kStep * k), _mm512_load_ps(x + kStep * k + 16), to + k * 2 * kTileBytes);
+      split_queries<Engine::kLow>(_mm512_load_ps(x + kStep * k), _mm512_load_ps(x + kStep * k + 16), to + k * kStepBytes);
   }
 }
 
@@ -112,13 +115,22 @@ void Run<Engine>::read_part(int64_t part) {
   if (Engine::kFetches) plan_fetches({2 * (range.first / kStep), 2 * end}, next_keys_);
 }
 
-// Turns the scores of query `first + row` into weights of the steps, and writes its maximum and sum.
+// Lanes of 32 positions that a query sees, of which most steps have all.
+struct StepLanes {
+  Range seen;
+
+  bool all(int64_t step) const { return kStep * step >= seen.first && kStep * step + kStep <= seen.last; }
+  __mmask16 first(int64_t step) const { return all(step) ? 0xffff : lanes(seen.first - kStep * step, seen.last - kStep * step); }
+  __mmask16 second(int64_t step) const {
+    return all(step) ? 0xffff : lanes(seen.first - kStep * step - 16, seen.last - kStep * step - 16);
+  }
+};
+
+// Finds the largest score of query `first + row`.
 template <class Engine>
-void Run<Engine>::weigh(int64_t first, int64_t row, Range steps) {
-  const Range range = seen_by(first + row, 1);
+void Run<Engine>::find_largest(int64_t first, int64_t row, Range steps) {
+  const StepLanes lanes = {seen_by(first + row, 1)};
   float* scores = memory_.scores + row * kPartPositions;
-  float &most = memory_.most[Engine::kItem + row], &sum = memory_.sum[Engine::kItem + row];
-  uint8_t* to = memory_.weights + row / 16 * kPartSteps * 2 * kTileBytes + row % 16 * 64;
   const float slope = slope_of(a_, item_, first + row);
   const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
   if (s_.softcap > 0 || slope != 0)
@@ -128,33 +140,42 @@ void Run<Engine>::weigh(int64_t first, int64_t row, Range steps) {
       if (slope != 0) x = sloped(Vector{x}, slope, own - i).x;
       _mm512_store_ps(scores + i, x);
     }
-  // The first and the last step may be seen in part.
-  const auto all = [&](int64_t k) { return kStep * k >= range.first && kStep * k + kStep <= range.last; };
-  const auto mask = [&](int64_t i) { return lanes(range.first - i, range.last - i); };
-  __m512 largest = _mm512_set1_ps(kLowest), other = largest, total = _mm512_setzero_ps();
+  __m512 largest = _mm512_set1_ps(kLowest), other = largest;
   for (int64_t k = steps.first; k < steps.last; k++) {
-    const __m512 x = _mm512_load_ps(scores + kStep * k), y = _mm512_load_ps(scores + kStep * k + 16);
-    largest = _mm512_mask_max_ps(largest, all(k) ? 0xffff : mask(kStep * k), largest, x);
-    other = _mm512_mask_max_ps(other, all(k) ? 0xffff : mask(kStep * k + 16), other, y);
+    largest = _mm512_mask_max_ps(largest, lanes.first(k), largest, _mm512_load_ps(scores + kStep * k));
+    other = _mm512_mask_max_ps(other, lanes.second(k), other, _mm512_load_ps(scores + kStep * k + 16));
   }
   const float found = _mm512_reduce_max_ps(_mm512_max_ps(largest, other));
-  most = found > kLowest ? found : kLowest;
+  memory_.most[Engine::kItem + row] = found > kLowest ? found : kLowest;
+}
+
+// Turns the scores of query `first + row` into weights of the steps, and writes their sum.
+template <class Engine>
+void Run<Engine>::weigh(int64_t first, int64_t row, Range steps) {
+  const StepLanes lanes = {seen_by(first + row, 1)};
+  const float *scores = memory_.scores + row * kPartPositions, most = memory_.most[Engine::kItem + row];
+  uint8_t* to = memory_.weights + row / 16 * kPartSteps * kStepBytes + row % 16 * 64;
   const __m512 shift = _mm512_set1_ps(most);
-  for (int64_t k = steps.first; k < steps.last; k++) {
-    const __mmask16 one = all(k) ? 0xffff : mask(kStep * k), two = all(k) ? 0xffff : mask(kStep * k + 16);
+  __m512 total = _mm512_setzero_ps();
+  const auto weigh_step = [&](int64_t k, __mmask16 one, __mmask16 two) __attribute__((always_inline)) {
     const __m512 x = falling_exponential(_mm512_sub_ps(_mm512_load_ps(scores + kStep * k), shift), one);
     const __m512 y = falling_exponential(_mm512_sub_ps(_mm512_load_ps(scores + kStep * k + 16), shift), two);
     total = _mm512_add_ps(total, _mm512_add_ps(x, y));
-    split_weights<Engine::kLow>(x, y, to + k * 2 * kTileBytes);
-  }
-  sum = _mm512_reduce_add_ps(total);
+    split_weights<Engine::kLow>(x, y, to + k * kStepBytes);
+  };
+  int64_t k = steps.first;
+  for (; k < steps.last && !lanes.all(k); k++) weigh_step(k, lanes.first(k), lanes.second(k));
+#pragma GCC unroll 4
+  for (; k < steps.last && lanes.all(k); k++) weigh_step(k, 0xffff, 0xffff);
+  for (; k < steps.last; k++) weigh_step(k, lanes.first(k), lanes.second(k));
+  memory_.sum[Engine::kItem + row] = _mm512_reduce_add_ps(total);
 }
 
 template <class Engine>
 template <bool kSplit>
 State Run<Engine>::attend(int64_t first, int64_t count) {
   constexpr int64_t kBytes = kSplit ? 2 * kTileBytes : kTileBytes;
-  const int64_t steps = s_.width() / kStep, row = 2 * kTileBytes * steps, width = s_.width();
+  const int64_t steps = s_.width() / kStep, row = kStepBytes * steps, width = s_.width();
   const State state = {memory_.most + Engine::kItem, memory_.sum + Engine::kItem, memory_.next, width};
   const Range range = seen_by(first, count);
   if (range.first >= range.last) {
@@ -162,7 +183,7 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
     return state;
   }
   const Range seen = {range.first / kStep, (range.last + kStep - 1) / kStep};
-  const uint8_t *queries = memory_.queries + first / 16 * row, *weights = memory_.weights + seen.first * 2 * kTileBytes;
+  const uint8_t *queries = memory_.queries + first / 16 * row, *weights = memory_.weights + seen.first * kStepBytes;
   // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
   const auto keys = [&](int64_t group, int64_t step) { return keys_[2 * seen.first + group] + step * kBytes; };
   const auto later_values = [&](int64_t group, int64_t step) {
@@ -170,13 +191,14 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
   };
   Engine::template multiply<kSplit>(queries, row, count, 2 * (seen.last - seen.first), keys, later_values, steps,
                                     memory_.scores + kStep * seen.first, kPartPositions);
+  for (int64_t m = 0; m < count; m++) find_largest(first, m, seen);  // of all: no row waits for the largest of its scores
   for (int64_t m = 0; m < count; m++) weigh(first, m, seen);
   const auto values = [&](int64_t column, int64_t step) { return values_[seen.first + step] + column * kBytes; };
   const auto later_keys = [&](int64_t column, int64_t step) {
     const int64_t tile = (seen.first + step) * (width / 16) + column;
     return next_keys_[tile / steps] + tile % steps * kBytes;
   };
-  Engine::template multiply<kSplit>(weights, kPartSteps * 2 * kTileBytes, count, width / 16, values, later_keys,
+  Engine::template multiply<kSplit>(weights, kPartSteps * kStepBytes, count, width / 16, values, later_keys,
                                     seen.last - seen.first, memory_.next, width);
   return state;
 }
