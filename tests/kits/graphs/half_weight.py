@@ -72,7 +72,7 @@ class SplitWeight:
 
     @property
     def values(self) -> Floats:
-        """What the kernels read: each float rounded to one bfloat16 or the sum of two, ties away from zero."""
+        """What the kernels read: floats rounded to one bfloat16 or the sum of two, ties away from zero."""
         high = _rounded(self.given)
         return high if self.bits == 16 else high + _rounded(self.given - high)
 
