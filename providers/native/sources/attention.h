@@ -13,7 +13,8 @@
 //
 // Kernels whose `paired` says so hold float32 and bfloat16 otherwise, in tiles of 16 lines of 16 pairs of bfloat16. A
 // float is a high tile and a low one behind it, whose sum it is, with an error of 2^-17:
-//   keys    of 16 positions: [width / 32] tiles; lines are elements i and i + 16, columns positions
+//   keys    of 16 positions: [width / 32] tiles; lines are elements i and i + 16, columns positions. 16 elements behind them are a
+//           tile of 8 lines, elements i and i + 8: with rounded queries (AMX)
 //   values  of 32 positions: [width / 16] tiles; lines are positions i and i + 16, columns elements
 #pragma once
 #include <cstddef>

@@ -72,7 +72,7 @@ struct Dots {
   }
 };
 
-bool paired(const AttentionSizes& s) { return pairable(s) && s.cache == CacheType::bfloat16; }
+bool paired(const AttentionSizes& s) { return pairable(s, kStep) && s.cache == CacheType::bfloat16; }
 
 int64_t item_queries_dots(const AttentionSizes& s) { return paired(s) ? Dots::kItem : kAvx512Attention.item_queries(s); }
 

@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kPairedHead = 256;           // the largest head
 constexpr int64_t kStep = kPairPositions;      // elements or positions of a tile
 constexpr int64_t kPartSteps = kPartPositions / kStep;
+constexpr int64_t kHalfStep = 16;              // elements of the last tile of keys of a head that is no multiple of kStep
 constexpr int64_t whole_tiles(int64_t rows) { return (rows + 15) / 16 * 16; }
 
 template <class Engine>
@@ -27,6 +28,7 @@ struct Memory {
   alignas(64) uint8_t queries[whole_tiles(kItem) * kPairedHead * 4];
   alignas(64) uint8_t weights[whole_tiles(kRows) * kPartPositions * 4];
   alignas(64) uint8_t values[kPartPositions * kPairedHead * 4];  // with zeros
+  alignas(64) uint8_t ends[kPartGroups * kTileBytes] = {};       // last tiles of keys of kHalfStep elements, with zeros
   alignas(64) float scores[whole_tiles(kRows) * kPartPositions];
   alignas(64) float results[kItem * kPairedHead];
   alignas(64) float next[whole_tiles(kRows) * kPairedHead];
@@ -37,6 +39,17 @@ inline __mmask16 lanes(int64_t first, int64_t last) {
   const auto below = [](int64_t n) { return n <= 0 ? 0u : n >= 16 ? 0xffffu : (1u << n) - 1; };
   return static_cast<__mmask16>(below(last) & ~below(first));
 }
+
+// Elements of a row that are multiplied in a step, as two vectors that are paired.
+struct PairedVectors {
+  __m512 first, second;
+  PairedVectors(const float* x, int64_t left) {
+    const __mmask16 mask = left < kStep ? 0xff : 0xffff;
+    first = _mm512_maskz_loadu_ps(mask, x);
+    second = _mm512_maskz_loadu_ps(mask, x + (left < kStep ? kHalfStep / 2 : kHalfStep));
+  }
+};
+constexpr int64_t steps_of(int64_t width) { return (width + kStep - 1) / kStep; }
 
 // What one call of `attend` computes with.
 template <class Engine>
@@ -70,13 +83,15 @@ class Run : public Part {
 
 template <class Engine>
 void Run<Engine>::read_queries() {
-  const int64_t steps = s_.width() / kStep;
+  const int64_t width = s_.width(), steps = steps_of(width);
   alignas(64) float x[kPairedHead] = {};
   for (int64_t m = 0; m < item_.count; m++) {
     read_query<Vector>(m, x);
     uint8_t* to = memory_.queries + m / 16 * steps * kStepBytes + m % 16 * 64;
-    for (int64_t k = 0; k < steps; k++)
-      split_queries<Engine::kLow>(_mm512_load_ps(x + kStep * k), _mm512_load_ps(x + kStep * k + 16), to + k * kStepBytes);
+    for (int64_t k = 0; k < steps; k++) {
+      const PairedVectors pairs(x + kStep * k, width - kStep * k);
+      split_queries<Engine::kLow>(pairs.first, pairs.second, to + k * kStepBytes);
+    }
   }
 }
 
@@ -110,6 +125,8 @@ void Run<Engine>::read_part(int64_t part) {
         keys_[g] = keys;
       else
         keys_[g] = keys_[g - 1];
+    for (int64_t g = 2 * k; s_.width() % kStep != 0 && g < 2 * k + 2; g++)
+      memcpy(memory_.ends + g * kTileBytes, keys_[g] + s_.width() / kStep * kTileBytes, kTileBytes / 2);
     values_[k] = all ? values : only_seen(values, k, range);
   }
   if (Engine::kFetches) plan_fetches({2 * (range.first / kStep), 2 * end}, next_keys_);
@@ -175,8 +192,8 @@ template <class Engine>
 template <bool kSplit>
 State Run<Engine>::attend(int64_t first, int64_t count) {
   constexpr int64_t kBytes = kSplit ? 2 * kTileBytes : kTileBytes;
-  const int64_t steps = s_.width() / kStep, row = kStepBytes * steps, width = s_.width();
-  const State state = {memory_.most + Engine::kItem, memory_.sum + Engine::kItem, memory_.next, width};
+  const int64_t width = s_.width(), steps = steps_of(width), row = kStepBytes * steps, step = kStep * steps;
+  const State state = {memory_.most + Engine::kItem, memory_.sum + Engine::kItem, memory_.next, step};
   const Range range = seen_by(first, count);
   if (range.first >= range.last) {
     clear(state, count, width);
@@ -185,7 +202,10 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
   const Range seen = {range.first / kStep, (range.last + kStep - 1) / kStep};
   const uint8_t *queries = memory_.queries + first / 16 * row, *weights = memory_.weights + seen.first * kStepBytes;
   // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
-  const auto keys = [&](int64_t group, int64_t step) { return keys_[2 * seen.first + group] + step * kBytes; };
+  const auto keys = [&](int64_t group, int64_t step) -> const uint8_t* {
+    const int64_t g = 2 * seen.first + group;
+    return kStep * step + kHalfStep < width ? keys_[g] + step * kBytes : memory_.ends + g * kTileBytes;
+  };
   const auto later_values = [&](int64_t group, int64_t step) {
     return values_[seen.first + group / 2] + (group % 2 * steps + step) * kBytes;
   };
@@ -199,13 +219,13 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
     return next_keys_[tile / steps] + tile % steps * kBytes;
   };
   Engine::template multiply<kSplit>(weights, kPartSteps * kStepBytes, count, width / 16, values, later_keys,
-                                    seen.last - seen.first, memory_.next, width);
+                                    seen.last - seen.first, memory_.next, step);
   return state;
 }
 
-// The sizes of which the cache may hold pairs.
-inline bool pairable(const AttentionSizes& s) {
-  return s.reach == 0 && !s.one && s.cache != CacheType::int8 && s.width() <= kPairedHead && s.width() % kStep == 0 && s.block % kStep == 0;
+// The sizes of which the cache may hold pairs; `step`: what a head is a multiple of.
+inline bool pairable(const AttentionSizes& s, int64_t step) {
+  return s.reach == 0 && !s.one && s.cache != CacheType::int8 && s.width() <= kPairedHead && s.width() % step == 0 && s.block % kStep == 0;
 }
 
 template <class Engine>
@@ -214,13 +234,14 @@ void attend_pairs(const Attention& a, const AttentionItem& item, int64_t first_p
   attend_parts<Run<Engine>, Vector, Engine::kRows>(a, item, first_part, last_part, &memory);
 }
 
-// Stores a key as pairs of elements, in column `lane` of a group.
+// Stores elements of a key as pairs, in column `lane` of a tile of so many lines.
 template <bool kSplit>
-inline void store_key(__m512 x, __m512 y, uint8_t* tile, int64_t lane) {
+inline void store_key(const PairedVectors& pairs, int64_t lines, uint8_t* tile, int64_t lane) {
+  const __m512 x = pairs.first, y = pairs.second;
   alignas(64) uint32_t high[16], rest[16];
   _mm512_store_si512(high, paired(rounded(x), rounded(y)));
   if (kSplit) _mm512_store_si512(rest, paired(low(x), low(y)));
-  for (int64_t line = 0; line < 16; line++) {
+  for (int64_t line = 0; line < lines; line++) {
     memcpy(tile + line * 64 + lane * 4, high + line, 4);
     if (kSplit) memcpy(tile + kTileBytes + line * 64 + lane * 4, rest + line, 4);
   }
@@ -250,7 +271,7 @@ void write_pairs(const Attention& a, int64_t first, int64_t last) {
     uint8_t* keys = a.group(a.keys, row, head, position);
     uint8_t* values = a.group(a.values, row, head, position - place) + place % 16 * 64;
     for (int64_t i = 0; i < s.width(); i += kStep)
-      store_key<kSplit>(_mm512_load_ps(k + i), _mm512_load_ps(k + i + 16), keys + i / kStep * kBytes, place % 16);
+      store_key<kSplit>({k + i, s.width() - i}, s.width() - i < kStep ? kHalfStep / 2 : kHalfStep, keys + i / kStep * kBytes, place % 16);
     for (int64_t i = 0; i < s.width(); i += 16)
       store_value<kSplit>(_mm512_load_ps(v + i), values + i / 16 * kBytes, place >= 16);
   });

@@ -115,7 +115,7 @@ struct AmxTiles {
                        int64_t steps, float* y, int64_t y_step) {
     constexpr int kProducts = kSplit ? 3 : kLow ? 2 : 1;
     for (int64_t c = 0; c < columns; c += 2) {
-      const auto two = [&](int64_t column, int64_t step) { return b(c + column, step); };
+      const auto two = [&](int64_t column, int64_t step) { return b(smaller(c + column, columns - 1), step); };  // the last one twice
       if (count > kRegisterRows)
         multiply_two<kProducts>(a, a_row, two, steps, y + 16 * c, y_step);
       else

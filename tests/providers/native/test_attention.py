@@ -59,11 +59,10 @@ EXACT, PAIRS = 5e-6, 4.5e-5
 def rounds(isa: str, case: Case) -> bool:
     """Whether the instruction set rounds queries and weights to bfloat16."""
     width = -(-case.size // 16) * 16
-    fits = width <= 256 and width % 32 == 0 and case.block % 32 == 0
-    return fits and (
-        (isa == "avx512bf16" and case.cache in BFLOAT16_CACHES)
-        or (isa == "amx" and case.cache == BFLOAT16_QUERIES)
-    )
+    fits = width <= 256 and case.block % 32 == 0
+    if isa == "amx":
+        return fits and case.cache == BFLOAT16_QUERIES
+    return fits and width % 32 == 0 and isa == "avx512bf16" and case.cache in BFLOAT16_CACHES
 
 
 def assert_rounded(found: Floats, case: Case) -> None:
