@@ -561,12 +561,14 @@ class Provider(abc.ABC):
         """Return whether ``text_passes`` has any; this needs no library of graphs."""
         return False
 
-    def text_form(self) -> str:
-        """Return what else ``text_passes`` depends on, such as the processor, for the key of the cache."""
+    def kernel_form(self) -> str:
+        """Return what else passes depend on, such as the processor, for keys of the cache."""
         return ""
 
-    def tower_passes(self, config: RunnerConfig, *, quantized: bool = False) -> list[ir.passes.PassBase]:
-        """Return the passes that lower ``vision.onnx``, whose groups will be full, in order.
+    def tower_passes(
+        self, config: RunnerConfig, tower: ir.Model, *, quantized: bool = False
+    ) -> list[ir.passes.PassBase]:
+        """Return the passes that lower ``tower``, a ``vision.onnx`` whose groups will be full, in order.
 
         ``quantized`` says whether the model behind it has quantized weights.
         """

@@ -69,7 +69,7 @@ class Kernels:
         gather_zero_points: it reads zero points of 4 bits as its definition says, each row padded to bytes.
         quantized_linear: carryall's own kernels are registered with the session, and preferred.
         stored_tiles: writes weights of GGUF files as tiles of the same size; None without such kernels.
-        split_floats: they multiply float32 weights as pairs of bfloat16, faster than as floats.
+        split_floats: they multiply floats as one bfloat16 or as the sum of two, faster than as floats.
         paged_attention: PagedAttention is carryall's own, for CPUs.
         silu_and_mul: carryall's ``SiluAndMul`` is registered with the session.
         draw_tokens: the most candidates of carryall's ``DrawTokens``; 0 if it is not registered.

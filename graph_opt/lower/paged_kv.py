@@ -25,7 +25,9 @@ LAYOUT = 2  # version of its caches; the kernels refuse others
 BLOCK_SIZE = 32  # positions of its blocks
 # Its attribute ``cache_type``, and the bytes of a row of `width` elements.
 CACHE_TYPES: Mapping[str, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
-BYTE_QUERIES = 3  # its attribute for an int8 cache to which queries of 8 bits attend
+# The same with queries that are rounded as keys are: to 8 bits, not to 16; to a bfloat16, where AMX would
+# multiply two.
+ROUNDED_QUERIES: Mapping[str, int] = {**CACHE_TYPES, "bfloat16": 4, "int8": 3}
 CACHE_TYPE = "paged_cache_type"  # metadata key: which of these
 _GROUP = 16
 

@@ -115,8 +115,9 @@ def tower_states(
     config = provider.resolve_options(RunnerConfig(options=dict(options)))
     with scratch_folder() as folder:
         path = folder / "model.onnx"
-        passes = provider.tower_passes(config) or provider.model_passes()
-        save_model(run(make_tower(), passes)[0], path)
+        tower = make_tower()
+        passes = provider.tower_passes(config, tower) or provider.model_passes()
+        save_model(run(tower, passes)[0], path)
         states: Logits = provider.session(path, config).run([IMAGE_STATES], dict(feeds))[0]
         return np.array(states)
 

@@ -56,7 +56,9 @@ class OrtProvider(Provider):
 
         return graph_passes(self.kernels)
 
-    def tower_passes(self, config: RunnerConfig, *, quantized: bool = False) -> list[ir.passes.PassBase]:
+    def tower_passes(
+        self, config: RunnerConfig, tower: ir.Model, *, quantized: bool = False
+    ) -> list[ir.passes.PassBase]:
         """Return the passes that lower ``vision.onnx``, in float32; none without a kernel for it."""
         from ...graph_opt.lower.pipelines.towers import tower_passes
 

@@ -60,9 +60,10 @@ class CpuOptions(Checked):
         tower: ``int8`` computes products of ``vision.onnx`` and ``audio.onnx`` with weights and activations
             of 8 bits, and attention of ``vision.onnx`` with keys and values of 8 bits, by carryall's kernels:
             a picture takes less time, and is seen less exactly. ``bfloat16`` computes them by those kernels
-            with weights of 16 bits where these hold their values (half the memory), activations of float32,
-            and keys and values of bfloat16; AMX multiplies weights as pairs of bfloat16. ``auto`` is int8 if
-            the decoder's weights are quantized and the kernels are carryall's, else float32.
+            with weights of 16 bits where these hold their values (half the memory), and keys and values of
+            bfloat16; where AMX multiplies them, it rounds activations, queries and weights of the softmax to
+            bfloat16 too. ``auto`` with carryall's kernels is int8 if the decoder's weights are quantized;
+            else bfloat16 on AMX, if it holds the weights of all large products; else float32.
         wide_products: without effect; there is one graph for prompts and decoding.
     """
 
@@ -156,21 +157,27 @@ class CpuProvider(OrtProvider):
         """Return whether carryall's kernels are there and faster."""
         return _has_fast_kernels()
 
-    def text_form(self) -> str:
+    def kernel_form(self) -> str:
         """Return whether the kernels multiply split weights."""
-        return "split" if splits_floats() else ""
+        return "split" if find_library() is not None and splits_floats() else ""
 
-    def tower_passes(self, config: RunnerConfig, *, quantized: bool = False) -> list[ir.passes.PassBase]:
+    def tower_passes(
+        self, config: RunnerConfig, tower: ir.Model, *, quantized: bool = False
+    ) -> list[ir.passes.PassBase]:
         """Return the passes for onnxruntime's kernels in float32, or for carryall's in 16 or 8 bits."""
         from ...graph_opt.lower.pipelines.towers import tower_passes
+        from ...graph_opt.lower.products.half_products import bfloat16_holds
 
         options = self.checked_options(config.options)
-        return tower_passes(self.kernels_for(options), _tower(options, quantized=quantized))
+        form = _tower(options, quantized=quantized)
+        if form == "auto":
+            form = "bfloat16" if bfloat16_holds(tower.graph) else "float32"
+        return tower_passes(self.kernels_for(options), form)
 
     def tower_form(self, config: RunnerConfig, *, quantized: bool = False) -> str | None:
-        """Return the option, decided if it is ``auto``, and whether the kernels multiply split weights."""
+        """Return the option, decided if it is ``auto`` and not by the weights, and ``kernel_form``."""
         form = _tower(self.checked_options(config.options), quantized=quantized)
-        return "bfloat16 split" if form == "bfloat16" and splits_floats() else form
+        return f"{form} {self.kernel_form()}" if form in ("auto", "bfloat16") else form
 
     def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
         """Return the measured bandwidth of the memory in bytes/s."""
@@ -230,12 +237,14 @@ class CpuProvider(OrtProvider):
         )
 
 
-def _tower(options: Mapping[str, Any], *, quantized: bool) -> TowerForm:
-    """Return the option ``tower``, decided if it is ``auto``."""
+def _tower(options: Mapping[str, Any], *, quantized: bool) -> TowerForm | Literal["auto"]:
+    """Return the option ``tower``, decided if it is ``auto``, unless the tower's weights decide."""
     if options["tower"] != "auto":
         form: TowerForm = options["tower"]
         return form
-    return "int8" if quantized and options["kernels"] == CARRYALL else "float32"
+    if options["kernels"] != CARRYALL:
+        return "float32"
+    return "int8" if quantized else "auto" if splits_floats() else "float32"
 
 
 def _has_fast_kernels() -> bool:

@@ -136,7 +136,8 @@ def _medusa(
         from ...graph_opt.graph.saving import save_model
         from ...graph_opt.pipeline.pipeline import run
 
-        save_model(run(medusa_graph(folder), target.tower_passes(config))[0], place / MODEL_FILE)
+        heads = medusa_graph(folder)
+        save_model(run(heads, target.tower_passes(config, heads))[0], place / MODEL_FILE)
 
     form = target.tower_form(config)
     key = cache_key(medusa=fingerprint(folder), provider=target.name, form=form)

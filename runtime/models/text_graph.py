@@ -45,7 +45,7 @@ def text_graph(model: Path, provider: Provider, context_length: int | None) -> P
     ]
     content = content_key(model.parent, names)
     key = cache_key(
-        texts=content, provider=provider.name, form=provider.text_form(), context_length=context_length
+        texts=content, provider=provider.name, form=provider.kernel_form(), context_length=context_length
     )
     folder = intact_folder("lowered", key)
     if folder is None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...exporter.package import DATA_FILE, MODEL_FILE, TEXT_ENCODER_FILE
 from ...providers.base import Provider, RunnerConfig
 from ...storage.cache import cache_key, cached_folder, intact_folder
 from ...storage.hashes import content_key
 from ..process.garbage import collector_paused
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 
 def tower_graph(model: Path, provider: Provider, config: RunnerConfig, *, quantized: bool = False) -> Path:
@@ -39,17 +35,15 @@ def tower_graph(model: Path, provider: Provider, config: RunnerConfig, *, quanti
     if folder is None:
 
         def build(target: Path) -> None:
+            # The library of graphs, which a lowered one does not need.
+            from ...graph_opt.graph.load import load_model
+            from ...graph_opt.graph.saving import save_model
+            from ...graph_opt.pipeline.pipeline import run
+
             with collector_paused():
-                _build(model, target, provider.tower_passes(config, quantized=quantized))
+                tower = load_model(model)
+                lowered, _ = run(tower, provider.tower_passes(config, tower, quantized=quantized))
+                save_model(lowered, target / MODEL_FILE)
 
         folder = cached_folder("lowered", key, build, {"model": str(model), "provider": provider.name})
     return folder / MODEL_FILE
-
-
-def _build(model: Path, target: Path, passes: list[ir.passes.PassBase]) -> None:
-    from ...graph_opt.graph.load import load_model  # the library of graphs, which a lowered one does not need
-    from ...graph_opt.graph.saving import save_model
-    from ...graph_opt.pipeline.pipeline import run
-
-    lowered, _ = run(load_model(model), passes)
-    save_model(lowered, target / MODEL_FILE)

@@ -28,12 +28,11 @@ from ..paged_kv import (
     AHEAD,
     BEGINS,
     BLOCK_SIZE,
-    BYTE_QUERIES,
-    CACHE_TYPES,
     KEYS,
     LARGEST_HEAD,
     LAYOUT,
     PAST,
+    ROUNDED_QUERIES,
     TABLE,
     VALUES,
     row_bytes,
@@ -59,7 +58,7 @@ class PatchRowsPass(GraphPass):
     group lie one behind the other.
 
     Args:
-        cache_type: of ``PagedAttention``: ``int8`` rounds keys and values to 8 bits, and queries to 16.
+        cache_type: of ``PagedAttention``: queries, keys and values are rounded to it.
     """
 
     def __init__(self, cache_type: str) -> None:
@@ -111,7 +110,7 @@ class PatchRowsPass(GraphPass):
             "rotary_dim": 2 * (static_size(cos, 1) or 0) if rotates else 0,
             "interleaved": 0,
             # Queries of 8 bits (arXiv:2410.02367) take half of the products of 16; weights keep 16.
-            "cache_type": BYTE_QUERIES if self._cache_type == "int8" else CACHE_TYPES[self._cache_type],
+            "cache_type": ROUNDED_QUERIES[self._cache_type],
             "scale": float_attribute(node, "scale", size**-0.5),
             "softcap": float_attribute(node, "softcap", 0.0),
             "reads_only": 0,

@@ -32,8 +32,9 @@ def tower_passes(kernels: Kernels, form: TowerForm) -> list[ir.passes.PassBase]:
     Args:
         kernels: the capabilities of the target's kernels.
         form: ``float32`` computes by onnxruntime's kernels. The others compute by carryall's: ``bfloat16``
-            has keys and values of that type, and weights of 16 bits where these hold them, ``int8`` has
-            weights, activations, keys and values of 8 bits.
+            has keys and values of that type, and weights of 16 bits where these hold them; where AMX
+            multiplies these, activations are rounded to bfloat16. ``int8`` has weights, activations, keys
+            and values of 8 bits.
     """
     passes: list[ir.passes.PassBase] = [ShapeInferencePass()]
     own = form != "float32"
@@ -45,9 +46,7 @@ def tower_passes(kernels: Kernels, form: TowerForm) -> list[ir.passes.PassBase]:
         passes += [PatchRowsPass(form), ShapeInferencePass(), MergeProjectionsPass()]
         passes += [QuantizedLinearPass(kernels.stored_tiles)]
         if form == "bfloat16":
-            # Rows of patches are many, so split weights take less time than 16 bits where there is AMX.
-            split = kernels.split_floats
-            passes += [HalfProductsPass(wide=True, split=split, halves=not split)]
+            passes += [HalfProductsPass(wide=True, split=kernels.split_floats, rounds=kernels.split_floats)]
         passes += [PackedQKVPass(), ShapeInferencePass()]
     # onnxruntime's attention in float32 takes 0.7 of the time of carryall's.
     passes += [FullGroupsPass(), MultiHeadAttentionPass()]

@@ -24,7 +24,7 @@ OFFSETS = {
     ir.DataType.BFLOAT16: 6,
     ir.DataType.FLOAT: 9,
 }  # values of the attribute `offsets`
-_SPLIT = 10  # of split weights
+_SPLIT, _ROUNDED = 10, 13  # of split weights, whose rows are split or rounded
 _SPLIT_STEP = 32  # inputs whose high and low parts lie together
 _LARGEST = 1e38  # of a split weight: larger ones may be rounded to infinity
 _LEAST_SPLIT = 64  # inputs and outputs: with 32, 14 rows and fewer take longer than as floats
@@ -37,51 +37,63 @@ class HalfProductsPass(GraphPass):
 
     Args:
         wide: lower products with any float32 weight.
-        split: split these weights, unless they are small, into two bfloat16; the sum differs by 2^-17.
-        halves: keep weights that 16 bits hold in 16 bits, and lower embeddings.
+        split: store large weights as AMX multiplies bfloat16: one for each value that it holds, else two,
+            whose sum differs by 2^-17. Weights of float16 stay as they are. Rows are split into two.
+        rounds: round the rows of products with weights that bfloat16 holds to one bfloat16 instead, and split
+            weights of float16 too: for many rows.
     """
 
-    def __init__(self, *, wide: bool = False, split: bool = False, halves: bool = True) -> None:
+    def __init__(self, *, wide: bool = False, split: bool = False, rounds: bool = False) -> None:
         super().__init__()
-        self._wide, self._split, self._halves = wide, split, halves
+        self._wide, self._split, self._rounds = wide, split, rounds
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower Gather, MatMul, and Gemm with a transposed weight."""
-        tiles: dict[tuple[ir.Value, bool], ir.Value] = {}
-        for op_type, position in (("Gather", 0), ("MatMul", 1), ("Gemm", 1)):
-            for node in nodes_of(graph, op_type):
-                value = node.inputs[position]
-                tensor = weight(value)
-                if value is None or tensor is None or len(tensor.shape) != 2 or not _fits(node):
-                    continue
-                by_output = op_type != "MatMul"  # [outputs, inputs]
-                inputs, outputs = shape_of(tensor)[::-1] if by_output else shape_of(tensor)
-                if min(inputs, outputs) < _LEAST or tensor.dtype != ir.DataType.FLOAT:
-                    continue
-                halves = halves_of(tensor) if self._halves else None
-                if halves is None and (op_type == "Gather" or not self._wide):
-                    continue
-                kind, read = (
-                    (ir.DataType.FLOAT, tensor.numpy) if halves is None else (halves.kind, halves.read)
-                )
-                bits = 32 if halves is None else 16
-                key = value, by_output
-                split = halves is None and self._split and _can_split(tensor)
-                if key not in tiles:
-                    packed = (
-                        split_tiles(read, inputs, outputs, by_output=by_output)
-                        if split
-                        else float_tiles(read, bits, inputs, outputs, by_output=by_output)
-                    )
-                    tiles[key] = add_initializer(graph, f"{value.name}.tiles", packed)
-                form = form_attributes(bits, 1, 0, _SPLIT if split else OFFSETS[kind])
-                lower_consumer(graph, node, tiles[key], {"inputs": inputs, "outputs": outputs, **form})
-                self.fired += 1
+        tiles: dict[tuple[ir.Value, bool, int, int], ir.Value] = {}
+        for node, value, tensor in _weights(graph):
+            halves = halves_of(tensor)
+            kind = ir.DataType.FLOAT if halves is None else halves.kind
+            large = node.op_type != "Gather" and min(shape_of(tensor)) >= _LEAST_SPLIT
+            if kind == ir.DataType.FLOAT16 and self._rounds and large:
+                kind = ir.DataType.FLOAT
+            if kind == ir.DataType.FLOAT and (node.op_type == "Gather" or not self._wide):
+                continue
+            bits = 32 if kind == ir.DataType.FLOAT else 16
+            by_output = node.op_type != "MatMul"  # [outputs, inputs]
+            inputs, outputs = shape_of(tensor)[::-1] if by_output else shape_of(tensor)
+            key = value, by_output, bits, OFFSETS[kind]
+            splits = (
+                self._split and large and kind != ir.DataType.FLOAT16 and key not in tiles
+            )  # of an embedding
+            if splits and (bits == 16 or bool((np.abs(tensor.numpy()) < _LARGEST).all())):
+                key = value, by_output, bits, _ROUNDED if bits == 16 and self._rounds else _SPLIT
+            if key not in tiles:
+                pack = float_tiles if key[-1] == OFFSETS[kind] else split_tiles
+                read = tensor.numpy if halves is None or bits == 32 or pack is split_tiles else halves.read
+                packed = pack(read, bits, inputs, outputs, by_output=by_output)
+                tiles[key] = add_initializer(graph, f"{value.name}.tiles", packed)
+            form = form_attributes(bits, 1, 0, key[-1])
+            lower_consumer(graph, node, tiles[key], {"inputs": inputs, "outputs": outputs, **form})
+            self.fired += 1
 
 
-def _can_split(tensor: ir.TensorProtocol) -> bool:
-    """Return whether a float32 weight is large enough, and its values are not."""
-    return min(shape_of(tensor)) >= _LEAST_SPLIT and bool((np.abs(tensor.numpy()) < _LARGEST).all())
+def bfloat16_holds(graph: ir.Graph) -> bool:
+    """Return whether bfloat16 holds the large weights of all products of a graph, and there are any."""
+    products = (tensor for node, _, tensor in _weights(graph) if node.op_type != "Gather")
+    found = [halves_of(tensor) for tensor in products if min(shape_of(tensor)) >= _LEAST_SPLIT]
+    return bool(found) and all(each is not None and each.kind == ir.DataType.BFLOAT16 for each in found)
+
+
+def _weights(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value, ir.TensorProtocol]]:
+    """Yield the nodes that can be lowered, each with its weight."""
+    for op_type, position in (("Gather", 0), ("MatMul", 1), ("Gemm", 1)):
+        for node in nodes_of(graph, op_type):
+            value = node.inputs[position]
+            tensor = weight(value)
+            if value is None or tensor is None or len(tensor.shape) != 2 or not _fits(node):
+                continue
+            if min(shape_of(tensor)) >= _LEAST and tensor.dtype == ir.DataType.FLOAT:
+                yield node, value, tensor
 
 
 def _fits(node: ir.Node) -> bool:
@@ -103,20 +115,21 @@ def float_tile_bytes(inputs: int, bits: int = 16) -> int:
 
 
 def split_tiles(
-    read: Callable[[], npt.NDArray[Any]], inputs: int, outputs: int, *, by_output: bool
+    read: Callable[[], npt.NDArray[Any]], bits: int, inputs: int, outputs: int, *, by_output: bool
 ) -> SlabTensor:
-    """Return the tiles of a float32 weight as pairs of bfloat16, uint8 [tiles, bytes].
+    """Return the tiles of a float32 weight as one bfloat16 or pairs of them, uint8 [tiles, bytes].
 
     For each 32 inputs a tile has 16 lines of high parts, then 16 of low ones (``sources/layout.h``).
 
     Args:
-        read: returns the values of the weight.
+        read: returns the values of the weight in float32.
+        bits: of both parts, 32; or of high parts alone, 16.
         inputs: of the weight.
         outputs: of the weight.
         by_output: whether it is [outputs, inputs], not [inputs, outputs].
     """
     steps = -(-inputs // _SPLIT_STEP)
-    size = 4 * _SPLIT_STEP * COLUMNS * steps
+    size = bits // 8 * _SPLIT_STEP * COLUMNS * steps
     step = max(1, _SLAB_BYTES // size) * COLUMNS  # outputs
 
     def slabs() -> Iterator[npt.NDArray[np.uint8]]:
@@ -127,8 +140,16 @@ def split_tiles(
             whole = np.zeros((count * COLUMNS, steps * _SPLIT_STEP), np.float32)
             whole[: len(part), :inputs] = part
             high = _rounded(whole)
-            parts = np.stack([_upper(high), _upper(_rounded(whole - high))])
-            shape = (2, count, COLUMNS, steps, 2, _SPLIT_STEP // 2)  # part, tile, output, step, half, input
+            low = [_rounded(whole - high)] if bits == 32 else []
+            parts = np.stack([_upper(each) for each in (high, *low)])
+            shape = (
+                len(parts),
+                count,
+                COLUMNS,
+                steps,
+                2,
+                _SPLIT_STEP // 2,
+            )  # part, tile, output, step, half, input
             lines = parts.reshape(shape).transpose(1, 3, 0, 5, 2, 4)
             yield np.ascontiguousarray(lines).view(np.uint8).reshape(count, size)
 

@@ -62,7 +62,7 @@ const char* AttentionSizes::complaint() const {
   if (rotary < 0 || rotary > size || rotary % 2 != 0) return "rotary_dim is not an even number up to head_size";
   if (interleaved != 0 && interleaved != 1) return "interleaved is not 0 or 1";
   const int64_t kind = static_cast<int64_t>(cache);
-  if (kind < 0 || kind > 2) return "cache_type is not 0, 1, 2 or 3";
+  if (kind < 0 || kind > 2) return "cache_type is not 0 to 4";
   if (one && cache == CacheType::int8) return "one cache for keys and values holds no int8";
   if (!std::isfinite(scale)) return "scale is not finite";
   if (!(softcap >= 0) || !std::isfinite(softcap)) return "softcap is negative or not finite";

@@ -13,7 +13,8 @@
 //
 // Kernels whose `paired` says so hold float32 and bfloat16 otherwise, in tiles of 16 lines of 16 pairs of bfloat16. A
 // float is a high tile and a low one behind it, whose sum it is, with an error of 2^-17:
-//   keys    of 16 positions: [width / 32] tiles; lines are elements i and i + 16, columns positions
+//   keys    of 16 positions: [width / 32] tiles; lines are elements i and i + 16, columns positions. 16 elements behind them are a
+//           tile of 8 lines, elements i and i + 8: with rounded queries (AMX)
 //   values  of 32 positions: [width / 16] tiles; lines are positions i and i + 16, columns elements
 #pragma once
 #include <cstddef>
@@ -45,12 +46,12 @@ struct AttentionSizes {
   float scale = 1, softcap = 0;
   int64_t reach = 0;           // the largest distance that has a bias of its own; 0 without biases
   bool one = false;            // whether keys are stored as values, which they are too
-  bool byte_queries = false;   // with an int8 cache: whether queries are rounded to 8 bits, not to 16
+  bool rounds_queries = false;  // whether queries are rounded as keys are: to 8 bits, not to 16; to bfloat16, not to two of them
 
-  // Sets both from the attribute cache_type, of which 3 is an int8 cache with queries of 8 bits.
+  // Sets both from the attribute cache_type, of which 3 and 4 are an int8 and a bfloat16 cache with rounded queries.
   CARRYALL_INLINE void set_cache(int64_t type) {
-    byte_queries = type == 3;
-    cache = byte_queries ? CacheType::int8 : static_cast<CacheType>(type);
+    rounds_queries = type == 3 || type == 4;
+    cache = type == 3 ? CacheType::int8 : type == 4 ? CacheType::bfloat16 : static_cast<CacheType>(type);
   }
   CARRYALL_INLINE int64_t shared() const { return heads / kv_heads; }  // heads that share keys and values
   CARRYALL_INLINE int64_t width() const { return (size + 15) / 16 * 16; }

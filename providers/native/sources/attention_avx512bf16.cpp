@@ -39,7 +39,7 @@ inline void multiply_dots(const uint8_t* const* a, int64_t first, const Operand&
       }
 #pragma GCC unroll 8
       for (int m = 0; m < kRows; m++) {
-        const __m512bh row = pair_of(a[m] + k * 2 * kTileBytes + 4 * line);
+        const __m512bh row = pair_of(a[m] + k * kTileBytes + 4 * line);
 #pragma GCC unroll 8
         for (int c = 0; c < kColumns; c++) sums[m][c] = _mm512_dpbf16_ps(sums[m][c], row, columns[c]);
       }
@@ -72,7 +72,7 @@ struct Dots {
   }
 };
 
-bool paired(const AttentionSizes& s) { return pairable(s) && s.cache == CacheType::bfloat16; }
+bool paired(const AttentionSizes& s) { return pairable(s, kStep) && s.cache == CacheType::bfloat16; }
 
 int64_t item_queries_dots(const AttentionSizes& s) { return paired(s) ? Dots::kItem : kAvx512Attention.item_queries(s); }
 

@@ -21,7 +21,7 @@
 //  -> float [..., heads * size]
 //
 // Attributes: layout, num_heads, kv_num_heads, head_size, block_size, window (0 is none), rotary_dim, interleaved,
-// cache_type (0 float32, 1 bfloat16, 2 int8, 3 int8 with queries of 8 bits), scale, softcap (0 is none), reads_only (1 if an earlier node writes the
+// cache_type (0 float32, 1 bfloat16, 2 int8, 3 int8 with queries of 8 bits, 4 bfloat16 with queries of bfloat16), scale, softcap (0 is none), reads_only (1 if an earlier node writes the
 // cache). A block that a row writes must be no other row's.
 #include <cstdio>
 #include <initializer_list>

@@ -1,7 +1,7 @@
 // Attention on a cache of pairs of bfloat16 (attention.h): queries, keys, weights and values are multiplied in bfloat16 and
 // summed in float32 by an engine, AMX or AVX-512 BF16. Its multiply<kSplit>(a, a_row, count, columns, b, later, steps, y,
 // y_step) computes `count` rows of `columns` tiles of 16 floats:
-//   a               [rows / 16, a_row bytes], each [steps, 2 (high, low), 16 rows, 64 bytes]
+//   a               [rows / 16, a_row bytes], each [steps, high and, if Engine::kLow, low, 16 rows, 64 bytes]
 //   b(column, step) a tile of 1 KB, followed by its low one if kSplit; later(column, step) one that is read soon
 //
 // The engines compute an element of their result from one row of the first operand and one column of the second, in a fixed
@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kPairedHead = 256;           // the largest head
 constexpr int64_t kStep = kPairPositions;      // elements or positions of a tile
 constexpr int64_t kPartSteps = kPartPositions / kStep;
+constexpr int64_t kHalfStep = 16;              // elements of the last tile of keys of a head that is no multiple of kStep
 constexpr int64_t whole_tiles(int64_t rows) { return (rows + 15) / 16 * 16; }
 
 template <class Engine>
@@ -27,6 +28,7 @@ struct Memory {
   alignas(64) uint8_t queries[whole_tiles(kItem) * kPairedHead * 4];
   alignas(64) uint8_t weights[whole_tiles(kRows) * kPartPositions * 4];
   alignas(64) uint8_t values[kPartPositions * kPairedHead * 4];  // with zeros
+  alignas(64) uint8_t ends[kPartGroups * kTileBytes] = {};       // last tiles of keys of kHalfStep elements, with zeros
   alignas(64) float scores[whole_tiles(kRows) * kPartPositions];
   alignas(64) float results[kItem * kPairedHead];
   alignas(64) float next[whole_tiles(kRows) * kPairedHead];
@@ -38,9 +40,22 @@ inline __mmask16 lanes(int64_t first, int64_t last) {
   return static_cast<__mmask16>(below(last) & ~below(first));
 }
 
+// Elements of a row that are multiplied in a step, as two vectors that are paired.
+struct PairedVectors {
+  __m512 first, second;
+  PairedVectors(const float* x, int64_t left) {
+    const __mmask16 mask = left < kStep ? 0xff : 0xffff;
+    first = _mm512_maskz_loadu_ps(mask, x);
+    second = _mm512_maskz_loadu_ps(mask, x + (left < kStep ? kHalfStep / 2 : kHalfStep));
+  }
+};
+constexpr int64_t steps_of(int64_t width) { return (width + kStep - 1) / kStep; }
+
 // What one call of `attend` computes with.
 template <class Engine>
 class Run : public Part {
+  static constexpr int64_t kStepBytes = (Engine::kLow ? 2 : 1) * kTileBytes;  // of 16 queries, or of their weights
+
  public:
   Run(const Attention& a, const AttentionItem& item, Memory<Engine>* memory)
       : Part(a, item, Engine::kFetches), memory_(*memory) {}
@@ -58,6 +73,7 @@ class Run : public Part {
   template <bool kSplit>
   State attend(int64_t first, int64_t count);
   const uint8_t* only_seen(const uint8_t* values, int64_t step, Range range);
+  void find_largest(int64_t first, int64_t row, Range steps);
   void weigh(int64_t first, int64_t row, Range steps);
 
   Memory<Engine>& memory_;
@@ -67,13 +83,15 @@ class Run : public Part {
 
 template <class Engine>
 void Run<Engine>::read_queries() {
-  const int64_t steps = s_.width() / kStep;
+  const int64_t width = s_.width(), steps = steps_of(width);
   alignas(64) float x[kPairedHead] = {};
   for (int64_t m = 0; m < item_.count; m++) {
     read_query<Vector>(m, x);
-    uint8_t* to = memory_.queries + m / 16 * steps * 2 * kTileBytes + m % 16 * 64;
-    for (int64_t k = 0; k < steps; k++)
-      split_queries<Engine::kLow>(_mm512_load_ps(x + kStep * k), _mm512_load_ps(x + kStep * k + 16), to + k * 2 * kTileBytes);
+    uint8_t* to = memory_.queries + m / 16 * steps * kStepBytes + m % 16 * 64;
+    for (int64_t k = 0; k < steps; k++) {
+      const PairedVectors pairs(x + kStep * k, width - kStep * k);
+      split_queries<Engine::kLow>(pairs.first, pairs.second, to + k * kStepBytes);
+    }
   }
 }
 
@@ -107,18 +125,29 @@ void Run<Engine>::read_part(int64_t part) {
         keys_[g] = keys;
       else
         keys_[g] = keys_[g - 1];
+    for (int64_t g = 2 * k; s_.width() % kStep != 0 && g < 2 * k + 2; g++)
+      memcpy(memory_.ends + g * kTileBytes, keys_[g] + s_.width() / kStep * kTileBytes, kTileBytes / 2);
     values_[k] = all ? values : only_seen(values, k, range);
   }
   if (Engine::kFetches) plan_fetches({2 * (range.first / kStep), 2 * end}, next_keys_);
 }
 
-// Turns the scores of query `first + row` into weights of the steps, and writes its maximum and sum.
+// Lanes of 32 positions that a query sees, of which most steps have all.
+struct StepLanes {
+  Range seen;
+
+  bool all(int64_t step) const { return kStep * step >= seen.first && kStep * step + kStep <= seen.last; }
+  __mmask16 first(int64_t step) const { return all(step) ? 0xffff : lanes(seen.first - kStep * step, seen.last - kStep * step); }
+  __mmask16 second(int64_t step) const {
+    return all(step) ? 0xffff : lanes(seen.first - kStep * step - 16, seen.last - kStep * step - 16);
+  }
+};
+
+// Finds the largest score of query `first + row`.
 template <class Engine>
-void Run<Engine>::weigh(int64_t first, int64_t row, Range steps) {
-  const Range range = seen_by(first + row, 1);
+void Run<Engine>::find_largest(int64_t first, int64_t row, Range steps) {
+  const StepLanes lanes = {seen_by(first + row, 1)};
   float* scores = memory_.scores + row * kPartPositions;
-  float &most = memory_.most[Engine::kItem + row], &sum = memory_.sum[Engine::kItem + row];
-  uint8_t* to = memory_.weights + row / 16 * kPartSteps * 2 * kTileBytes + row % 16 * 64;
   const float slope = slope_of(a_, item_, first + row);
   const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
   if (s_.softcap > 0 || slope != 0)
@@ -128,62 +157,75 @@ void Run<Engine>::weigh(int64_t first, int64_t row, Range steps) {
       if (slope != 0) x = sloped(Vector{x}, slope, own - i).x;
       _mm512_store_ps(scores + i, x);
     }
-  // The first and the last step may be seen in part.
-  const auto all = [&](int64_t k) { return kStep * k >= range.first && kStep * k + kStep <= range.last; };
-  const auto mask = [&](int64_t i) { return lanes(range.first - i, range.last - i); };
-  __m512 largest = _mm512_set1_ps(kLowest), other = largest, total = _mm512_setzero_ps();
+  __m512 largest = _mm512_set1_ps(kLowest), other = largest;
   for (int64_t k = steps.first; k < steps.last; k++) {
-    const __m512 x = _mm512_load_ps(scores + kStep * k), y = _mm512_load_ps(scores + kStep * k + 16);
-    largest = _mm512_mask_max_ps(largest, all(k) ? 0xffff : mask(kStep * k), largest, x);
-    other = _mm512_mask_max_ps(other, all(k) ? 0xffff : mask(kStep * k + 16), other, y);
+    largest = _mm512_mask_max_ps(largest, lanes.first(k), largest, _mm512_load_ps(scores + kStep * k));
+    other = _mm512_mask_max_ps(other, lanes.second(k), other, _mm512_load_ps(scores + kStep * k + 16));
   }
   const float found = _mm512_reduce_max_ps(_mm512_max_ps(largest, other));
-  most = found > kLowest ? found : kLowest;
+  memory_.most[Engine::kItem + row] = found > kLowest ? found : kLowest;
+}
+
+// Turns the scores of query `first + row` into weights of the steps, and writes their sum.
+template <class Engine>
+void Run<Engine>::weigh(int64_t first, int64_t row, Range steps) {
+  const StepLanes lanes = {seen_by(first + row, 1)};
+  const float *scores = memory_.scores + row * kPartPositions, most = memory_.most[Engine::kItem + row];
+  uint8_t* to = memory_.weights + row / 16 * kPartSteps * kStepBytes + row % 16 * 64;
   const __m512 shift = _mm512_set1_ps(most);
-  for (int64_t k = steps.first; k < steps.last; k++) {
-    const __mmask16 one = all(k) ? 0xffff : mask(kStep * k), two = all(k) ? 0xffff : mask(kStep * k + 16);
+  __m512 total = _mm512_setzero_ps();
+  const auto weigh_step = [&](int64_t k, __mmask16 one, __mmask16 two) __attribute__((always_inline)) {
     const __m512 x = falling_exponential(_mm512_sub_ps(_mm512_load_ps(scores + kStep * k), shift), one);
     const __m512 y = falling_exponential(_mm512_sub_ps(_mm512_load_ps(scores + kStep * k + 16), shift), two);
     total = _mm512_add_ps(total, _mm512_add_ps(x, y));
-    split_weights<Engine::kLow>(x, y, to + k * 2 * kTileBytes);
-  }
-  sum = _mm512_reduce_add_ps(total);
+    split_weights<Engine::kLow>(x, y, to + k * kStepBytes);
+  };
+  int64_t k = steps.first;
+  for (; k < steps.last && !lanes.all(k); k++) weigh_step(k, lanes.first(k), lanes.second(k));
+#pragma GCC unroll 4
+  for (; k < steps.last && lanes.all(k); k++) weigh_step(k, 0xffff, 0xffff);
+  for (; k < steps.last; k++) weigh_step(k, lanes.first(k), lanes.second(k));
+  memory_.sum[Engine::kItem + row] = _mm512_reduce_add_ps(total);
 }
 
 template <class Engine>
 template <bool kSplit>
 State Run<Engine>::attend(int64_t first, int64_t count) {
   constexpr int64_t kBytes = kSplit ? 2 * kTileBytes : kTileBytes;
-  const int64_t steps = s_.width() / kStep, row = 2 * kTileBytes * steps, width = s_.width();
-  const State state = {memory_.most + Engine::kItem, memory_.sum + Engine::kItem, memory_.next, width};
+  const int64_t width = s_.width(), steps = steps_of(width), row = kStepBytes * steps, step = kStep * steps;
+  const State state = {memory_.most + Engine::kItem, memory_.sum + Engine::kItem, memory_.next, step};
   const Range range = seen_by(first, count);
   if (range.first >= range.last) {
     clear(state, count, width);
     return state;
   }
   const Range seen = {range.first / kStep, (range.last + kStep - 1) / kStep};
-  const uint8_t *queries = memory_.queries + first / 16 * row, *weights = memory_.weights + seen.first * 2 * kTileBytes;
+  const uint8_t *queries = memory_.queries + first / 16 * row, *weights = memory_.weights + seen.first * kStepBytes;
   // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
-  const auto keys = [&](int64_t group, int64_t step) { return keys_[2 * seen.first + group] + step * kBytes; };
+  const auto keys = [&](int64_t group, int64_t step) -> const uint8_t* {
+    const int64_t g = 2 * seen.first + group;
+    return kStep * step + kHalfStep < width ? keys_[g] + step * kBytes : memory_.ends + g * kTileBytes;
+  };
   const auto later_values = [&](int64_t group, int64_t step) {
     return values_[seen.first + group / 2] + (group % 2 * steps + step) * kBytes;
   };
   Engine::template multiply<kSplit>(queries, row, count, 2 * (seen.last - seen.first), keys, later_values, steps,
                                     memory_.scores + kStep * seen.first, kPartPositions);
+  for (int64_t m = 0; m < count; m++) find_largest(first, m, seen);  // of all: no row waits for the largest of its scores
   for (int64_t m = 0; m < count; m++) weigh(first, m, seen);
   const auto values = [&](int64_t column, int64_t step) { return values_[seen.first + step] + column * kBytes; };
   const auto later_keys = [&](int64_t column, int64_t step) {
     const int64_t tile = (seen.first + step) * (width / 16) + column;
     return next_keys_[tile / steps] + tile % steps * kBytes;
   };
-  Engine::template multiply<kSplit>(weights, kPartSteps * 2 * kTileBytes, count, width / 16, values, later_keys,
-                                    seen.last - seen.first, memory_.next, width);
+  Engine::template multiply<kSplit>(weights, kPartSteps * kStepBytes, count, width / 16, values, later_keys,
+                                    seen.last - seen.first, memory_.next, step);
   return state;
 }
 
-// The sizes of which the cache may hold pairs.
-inline bool pairable(const AttentionSizes& s) {
-  return s.reach == 0 && !s.one && s.cache != CacheType::int8 && s.width() <= kPairedHead && s.width() % kStep == 0 && s.block % kStep == 0;
+// The sizes of which the cache may hold pairs; `step`: what a head is a multiple of.
+inline bool pairable(const AttentionSizes& s, int64_t step) {
+  return s.reach == 0 && !s.one && s.cache != CacheType::int8 && s.width() <= kPairedHead && s.width() % step == 0 && s.block % kStep == 0;
 }
 
 template <class Engine>
@@ -192,13 +234,14 @@ void attend_pairs(const Attention& a, const AttentionItem& item, int64_t first_p
   attend_parts<Run<Engine>, Vector, Engine::kRows>(a, item, first_part, last_part, &memory);
 }
 
-// Stores a key as pairs of elements, in column `lane` of a group.
+// Stores elements of a key as pairs, in column `lane` of a tile of so many lines.
 template <bool kSplit>
-inline void store_key(__m512 x, __m512 y, uint8_t* tile, int64_t lane) {
+inline void store_key(const PairedVectors& pairs, int64_t lines, uint8_t* tile, int64_t lane) {
+  const __m512 x = pairs.first, y = pairs.second;
   alignas(64) uint32_t high[16], rest[16];
   _mm512_store_si512(high, paired(rounded(x), rounded(y)));
   if (kSplit) _mm512_store_si512(rest, paired(low(x), low(y)));
-  for (int64_t line = 0; line < 16; line++) {
+  for (int64_t line = 0; line < lines; line++) {
     memcpy(tile + line * 64 + lane * 4, high + line, 4);
     if (kSplit) memcpy(tile + kTileBytes + line * 64 + lane * 4, rest + line, 4);
   }
@@ -228,7 +271,7 @@ void write_pairs(const Attention& a, int64_t first, int64_t last) {
     uint8_t* keys = a.group(a.keys, row, head, position);
     uint8_t* values = a.group(a.values, row, head, position - place) + place % 16 * 64;
     for (int64_t i = 0; i < s.width(); i += kStep)
-      store_key<kSplit>(_mm512_load_ps(k + i), _mm512_load_ps(k + i + 16), keys + i / kStep * kBytes, place % 16);
+      store_key<kSplit>({k + i, s.width() - i}, s.width() - i < kStep ? kHalfStep / 2 : kHalfStep, keys + i / kStep * kBytes, place % 16);
     for (int64_t i = 0; i < s.width(); i += 16)
       store_value<kSplit>(_mm512_load_ps(v + i), values + i / 16 * kBytes, place >= 16);
   });

@@ -241,7 +241,7 @@ void QuadRun<V, Engine>::read_queries() {
     const float most = float_of(static_cast<uint32_t>(largest));
     const bool finite = largest < 0x7f800000, zero = !finite || most < kLeast;
     memory_.query_scales[m] = !finite ? float_of(0x7fc00000u) : zero ? 0.0f : most * (kLog2e / kMostSixteen);
-    const bool bytes = s_.byte_queries;
+    const bool bytes = s_.rounds_queries;
     if (bytes && Engine::kByteColumns > 0) memory_.query_scales[m] *= 256.0f;
     const V inverse = V::all(zero ? 0.0f : (bytes ? kMostByte : kMostSixteen) / most), round = V::all(Engine::kRound);
     const V shift = V::all(kShift), high = V::all(256.0f);
@@ -393,7 +393,7 @@ State QuadRun<V, Engine>::attend(int64_t first, int64_t count) {
   // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
   const Keys keys = {keys_ + groups.first};
   const auto later_values = [&](int64_t group, int64_t step) { return values_[groups.first + group] + step * kQuadTile; };
-  const Sixteens queries = {memory_.queries, row_bytes(width), memory_.query_offsets, memory_.query_scales, s_.byte_queries};
+  const Sixteens queries = {memory_.queries, row_bytes(width), memory_.query_offsets, memory_.query_scales, s_.rounds_queries};
   engine_.multiply_keys(queries.from(first), count, groups.last - groups.first, keys, later_values, Range{0, width / 16},
                         memory_.scores(0) + 16 * groups.first, kPartPositions);
   read_scales(groups);

@@ -227,7 +227,8 @@ const char* Program::read_linear(Step* step, int64_t x) {
   if (step->x.width != w.inputs || step->out.width != w.outputs) return "a product has rows of another width";
   w.data = static_cast<const uint8_t*>(tiles->data);
   if (!read_bias(bias, step)) return "the bias of a product does not have one value for each output";
-  const bool alike = rounding_ != nullptr && rounding_->block == w.block && rounding_->share() == w.share() && rounding_->splits() == w.splits();
+  const bool alike = rounding_ != nullptr && rounding_->block == w.block && rounding_->share() == w.share() && rounding_->splits() == w.splits() &&
+                     (!w.splits() || rounding_->row_parts() == w.row_parts());
   step->rounds = x != rounded_ || !alike;
   rounded_ = x;
   rounding_ = &w;

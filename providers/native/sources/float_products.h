@@ -43,9 +43,10 @@ struct OfFloat32 {
   }
 };
 
+template <int kBits>
 struct OfSplit {
   static constexpr bool kLinear = false;
-  static constexpr int64_t kBytes = 4 * kColumns;
+  static constexpr int64_t kSplitBits = kBits, kBytes = kBits / 8 * kColumns;
 };
 
 // Writes the weights of `inputs` inputs of a tile as float32.
@@ -56,7 +57,7 @@ CARRYALL_INLINE void widen(const uint8_t* lines, int64_t inputs, float* wide) {
   } else {
     for (int64_t k = 0; k < inputs; k++)
       for (int64_t c = 0; c < kColumns; c++)
-        wide[k * kColumns + c] = split_weight(lines + k / kSplitStep * kSplitStep * Type::kBytes + k % 16 * kLine + 4 * c, k / 16 % 2);
+        wide[k * kColumns + c] = split_weight(lines + 4 * c, k, Type::kSplitBits);
   }
 }
 
@@ -150,7 +151,7 @@ template <class V, int kTiles>
 void tiles_of_rows(const Weights& w, Inputs x, const float* bias, int64_t first_row, int64_t last_row, int64_t tile, Outputs y) {
   constexpr int64_t kWidth = kTiles * kColumns;
   const auto compute = w.offsets == Offsets::float32   ? tile_totals<V, OfFloat32, kTiles>
-                       : w.splits()                    ? tile_totals<V, OfSplit, kTiles>
+                       : w.splits()                    ? (w.bits == 16 ? tile_totals<V, OfSplit<16>, kTiles> : tile_totals<V, OfSplit<32>, kTiles>)
                        : w.offsets == Offsets::float16 ? tile_totals<V, OfFloat16, kTiles>
                                                        : tile_totals<V, OfBfloat16, kTiles>;
   alignas(64) float totals[kTotalsRows * kWidth];

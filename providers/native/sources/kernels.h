@@ -42,7 +42,7 @@ struct Kernels {
   Round round;
   SweepPanel sweep;
   // For split weights, if the instruction set multiplies bfloat16 (split_products.h); else nullptr, and they are products of floats.
-  void (*split)(const float* x, int64_t inputs, Rows rows, int64_t row) = nullptr;
+  void (*split)(const Weights& weights, const float* x, Rows rows, int64_t row) = nullptr;
   void (*multiply_split)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                          int64_t first_tile, int64_t last_tile, Outputs y) = nullptr;
 
@@ -51,7 +51,7 @@ struct Kernels {
     return !weights.floats() || (weights.splits() && split != nullptr);
   }
   CARRYALL_INLINE void prepare(const Weights& weights, const float* x, const Rows& rows, int64_t row) const {
-    if (weights.splits()) split(x, weights.inputs, rows, row);
+    if (weights.splits()) split(weights, x, rows, row);
     else quantize(x, weights.inputs, weights.block, rows, row);
   }
 };

@@ -39,8 +39,9 @@
 // scale s means 2 s + 1 times the stretch's scale, with short_grid a quarter of it.
 //
 // Floats, with blocks of 1: 16 outputs for each input, of 2 bytes with Offsets::float16 or bfloat16, of 4 with float32. With Offsets::split,
-// which AMX reads as it is stored, a float of 4 bytes is the sum of two bfloat16: for each 32 inputs 16 lines of high parts, then
-// 16 of low ones; line i has those of input i beside those of input i + 16 of each output.
+// which AMX reads as it is stored, a float of 4 bytes is the sum of two bfloat16, and one of 2 bytes is a bfloat16: for each 32 inputs
+// 16 lines of high parts, then, of 4 bytes, 16 of low ones; line i has those of input i beside those of input i + 16 of each output.
+// Offsets::rounded is the same of 2 bytes for products whose rows AMX rounds to bfloat16.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -51,11 +52,11 @@ constexpr int64_t kLayoutVersion = 2;
 constexpr int64_t kColumns = 16;  // outputs of a tile
 constexpr int64_t kLine = 64;     // bytes
 constexpr int64_t kUnit = 32;     // inputs whose bits lie together in weights of GGUF files
-constexpr int64_t kSplitStep = 32;  // inputs whose high and low parts lie together
+constexpr int64_t kSplitStep = 32;  // inputs whose parts lie together
 constexpr int64_t kSharedScale = 64;  // inputs of a row with a common scale, for weights of less than 8 bits without groups
 constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
 
-enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6, half_codes = 7, exponent_codes = 8, float32 = 9, split = 10, short_grid = 11, long_grid = 12 };
+enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6, half_codes = 7, exponent_codes = 8, float32 = 9, split = 10, short_grid = 11, long_grid = 12, rounded = 13 };
 
 // Inlined always: sources are compiled for different instruction sets, and the linker keeps one copy of a function.
 #define CARRYALL_INLINE [[gnu::always_inline]] inline
@@ -79,7 +80,9 @@ struct Weights {
   CARRYALL_INLINE int64_t multiples() const { return group_scales() + groups() * kLine; }
   CARRYALL_INLINE int64_t points() const { return multiples() + (group > 0 ? blocks() * kColumns : 0); }
   CARRYALL_INLINE bool floats() const { return bits >= 16; }
-  CARRYALL_INLINE bool splits() const { return offsets == Offsets::split; }
+  CARRYALL_INLINE bool splits() const { return offsets == Offsets::split || offsets == Offsets::rounded; }
+  CARRYALL_INLINE int64_t row_parts() const { return offsets == Offsets::rounded ? 1 : 2; }  // bfloat16 of an activation, if it splits
+  CARRYALL_INLINE int64_t split_bytes() const { return kSplitStep * kColumns * bits / 8; }  // of kSplitStep inputs
   // Of weights of GGUF files.
   CARRYALL_INLINE bool grids() const { return offsets == Offsets::short_grid || offsets == Offsets::long_grid; }
   CARRYALL_INLINE bool coded() const { return offsets == Offsets::half_codes || offsets == Offsets::exponent_codes || grids(); }
@@ -101,7 +104,7 @@ struct Weights {
     return shared > block ? shared : block;
   }
   CARRYALL_INLINE int64_t tile_bytes() const {
-    if (splits()) return (inputs + kSplitStep - 1) / kSplitStep * kSplitStep * 4 * kColumns;
+    if (splits()) return (inputs + kSplitStep - 1) / kSplitStep * split_bytes();
     if (floats()) return (inputs * bits / 8 * kColumns + kLine - 1) / kLine * kLine;
     if (halves()) return (inputs / stretch() * stretch_bytes() + kLine - 1) / kLine * kLine;
     const int64_t end = points() + (offsets == Offsets::zero_points ? blocks() * kColumns : 0);
@@ -114,14 +117,14 @@ struct Weights {
     if (inputs < 1 || inputs > kLargest) return "inputs is not in [1, 2^24]";
     if (outputs < 1 || outputs > kLargest) return "outputs is not in [1, 2^24]";
     if (halves()) return complaint_of_halves();
-    const bool sixteen = offsets == Offsets::float16 || offsets == Offsets::bfloat16;
-    if (sixteen != (bits == 16)) return "weights of 16 bits have the offsets 5 or 6, and no others have";
-    if ((offsets == Offsets::float32 || splits()) != (bits == 32)) return "weights of 32 bits have the offsets 9 or 10, and no others have";
+    const bool half = offsets == Offsets::float16 || offsets == Offsets::bfloat16, whole = offsets == Offsets::float32;
+    if (splits() ? bits != 16 && (bits != 32 || row_parts() == 1) : half != (bits == 16) || whole != (bits == 32))
+      return "weights of 16 bits have the offsets 5, 6, 10 or 13, those of 32 bits 9 or 10, and no others have these";
     if (floats()) return block == 1 && group == 0 ? nullptr : "weights of 16 and 32 bits have blocks of 1 and no groups";
     if (bits != 4 && bits != 8) return "bits is not 4 or 8";
     if (block < 16 || block > 256 || (block & (block - 1)) != 0) return "block_size is not 16, 32, 64, 128 or 256";
     const int64_t kind = static_cast<int64_t>(offsets);
-    if (kind < 0 || kind > 2) return "offsets is not 0 to 12";
+    if (kind < 0 || kind > 2) return "offsets is not 0 to 13";
     if (group == 0) return nullptr;
     if (group < 64 || group > 256 || group % 64 != 0) return "group_size is not 0, 64, 128, 192 or 256";
     if (group % block != 0 || bits != 4 || offsets == Offsets::minima) return "these weights have no groups";
@@ -145,17 +148,20 @@ struct Weights {
   }
 };
 
-// The float of a split weight, whose high part is in `line` and whose low part is in the line 16 lines behind it.
-CARRYALL_INLINE float split_weight(const uint8_t* line, int64_t second) {
-  uint32_t high, low;
-  memcpy(&high, line, sizeof high);
-  memcpy(&low, line + kColumns * kLine, sizeof low);
-  high = second != 0 ? high & 0xffff0000u : high << 16;
-  low = second != 0 ? low & 0xffff0000u : low << 16;
-  float a, b;
-  memcpy(&a, &high, sizeof a);
-  memcpy(&b, &low, sizeof b);
-  return a + b;
+// The float of weight `input` of a column, whose parts begin at `column` in a tile of split weights. A low part is 16 lines behind its
+// high one.
+CARRYALL_INLINE float split_weight(const uint8_t* column, int64_t input, int64_t bits) {
+  const uint8_t* line = column + input / kSplitStep * kSplitStep * kColumns * bits / 8 + input % 16 * kLine;
+  float sum = 0;
+  for (int64_t part = 0; part < bits / 16; part++, line += kColumns * kLine) {
+    uint32_t pair;
+    memcpy(&pair, line, sizeof pair);
+    pair = input / 16 % 2 != 0 ? pair & 0xffff0000u : pair << 16;
+    float value;
+    memcpy(&value, &pair, sizeof value);
+    sum = part == 0 ? value : sum + value;
+  }
+  return sum;
 }
 
 // Rows of activations in memory.

@@ -21,7 +21,8 @@ constexpr int64_t kEnoughTasks = 32;
 }  // namespace
 
 int64_t Rows::bytes(const Weights& weights, int64_t count) {
-  if (weights.splits()) return parts(count, kRowGroup) * kRowGroup * place(weights, count, nullptr).width * 4 + kLine;
+  if (weights.splits())
+    return parts(count, kRowGroup) * kRowGroup * place(weights, count, nullptr).width * 2 * weights.row_parts() + kLine;
   if (weights.floats()) return kLine;
   const Rows sizes = place(weights, count, nullptr);
   const int64_t rows = count + kRowGroup, values = parts(rows * sizes.width, kLine) * kLine;
@@ -107,7 +108,7 @@ namespace {
 void read_float_row(const Weights& w, int64_t index, float* y) {
   if (w.splits()) {
     const uint8_t* tile = w.data + index / kColumns * w.tile_bytes() + index % kColumns * 4;
-    for (int64_t k = 0; k < w.inputs; k++) y[k] = split_weight(tile + k / kSplitStep * 4 * kSplitStep * kColumns + k % 16 * kLine, k / 16 % 2);
+    for (int64_t k = 0; k < w.inputs; k++) y[k] = split_weight(tile, k, w.bits);
     return;
   }
   const int64_t bytes = w.bits / 8;

@@ -1,11 +1,12 @@
-// Products with split weights on AMX. A float is the sum of two bfloat16, high and low, and a product is high * high +
-// low * high + high * low, summed in float32; what is left out is 2^-16 of it. Included by one source.
+// Products with split weights on AMX. A float is the sum of two bfloat16, high and low, and a product is high * high + low * high +
+// high * low, summed in float32; what is left out is 2^-16 of it. Weights of 16 bits have no low parts, which leaves two products, and
+// with Offsets::rounded rows have none either. Included by one source.
 //
 // Every row goes through the same operations in the same order, whatever the rows beside it: AMX computes an element from its
-// own row and column, 32 inputs at a time; the sums of 128 inputs are added to the bias, in order.
+// own row and column, 32 inputs at a time, and adds them to the bias in order.
 //
 // Split rows, in Rows::values: [rows / 16][steps of 32 inputs][high, low][16 rows] lines of 32 bfloat16, input i beside input
-// i + 16; missing inputs are zeros. Weights: see layout.h.
+// i + 16; missing inputs are zeros, and without low parts there are none. Weights: see layout.h.
 #pragma once
 #include "kernels.h"
 
@@ -14,11 +15,18 @@
 namespace carryall {
 namespace {
 
-constexpr int64_t kChunkSteps = 4, kStepBytes = 2 * kTileBytes, kChunkBytes = kChunkSteps * kStepBytes;
+// Bytes of 32 inputs of 16 columns, see attention_tiles.h.
+template <int kProducts>
+constexpr int64_t kTileStepBytes = (kProducts > 2 ? 2 : 1) * kTileBytes;
+constexpr int64_t kChunkBytes = 8 * kTileBytes;  // of a tile: those of two, and as much of rows, stay in the first-level cache
 constexpr int64_t kSplitRows = 2 * kRegisterRows, kSplitColumns = 2 * kColumns;
+constexpr int64_t kSumsRows = 256;  // whose sums lie on the stack at a time
 
-// Ties are rounded away from zero; the low part of an infinity or NaN is NaN.
+// Rounds one part to the nearest, ties to even. The high one of two is rounded away from zero in ties; the low part of an infinity or
+// NaN is NaN.
+template <int kProducts>
 CARRYALL_INLINE void split(__m512 x, __m512 y, uint8_t* line) {
+  if constexpr (kProducts == 1) return split_queries<false>(x, y, line);
   const __m512i half = _mm512_set1_epi32(0x8000);
   const __m512i a = _mm512_add_epi32(bits(x), half), b = _mm512_add_epi32(bits(y), half);
   const __m512i c = _mm512_add_epi32(bits(_mm512_sub_ps(x, upper(a))), half);
@@ -27,89 +35,138 @@ CARRYALL_INLINE void split(__m512 x, __m512 y, uint8_t* line) {
   _mm512_store_si512(line + kTileBytes, paired(c, d));
 }
 
+template <int kProducts>
 void split_row(const float* x, int64_t inputs, Rows rows, int64_t row) {
   const int64_t steps = rows.width / kSplitStep;
-  uint8_t* to = reinterpret_cast<uint8_t*>(rows.values) + row / kRegisterRows * steps * kStepBytes + row % kRegisterRows * kLine;
+  uint8_t* to = reinterpret_cast<uint8_t*>(rows.values) + row / kRegisterRows * steps * kRowStepBytes<kProducts> + row % kRegisterRows * kLine;
   int64_t k = 0;
-  for (; k + kSplitStep <= inputs; k += kSplitStep, to += kStepBytes) split(_mm512_loadu_ps(x + k), _mm512_loadu_ps(x + k + 16), to);
-  if (k < inputs) split(_mm512_maskz_loadu_ps(lanes(0, inputs - k), x + k), _mm512_maskz_loadu_ps(lanes(0, inputs - k - 16), x + k + 16), to);
-}
-
-// Adds what AMX has summed for rows [first, last) of a group to y, or to the bias in the first chunk.
-CARRYALL_INLINE void add_sums(const float* sums, const float* bias, bool begins, int64_t first, int64_t last, int64_t columns,
-                              float* y, int64_t step) {
-  for (int64_t c = 0; c < columns; c += kColumns) {
-    const __mmask16 mask = lanes(0, columns - c);
-    const __m512 begin = begins && bias != nullptr ? _mm512_maskz_loadu_ps(mask, bias + c) : _mm512_setzero_ps();
-    for (int64_t m = first; m < last; m++) {
-      float* to = y + m * step + c;
-      const __m512 before = begins ? begin : _mm512_maskz_loadu_ps(mask, to);
-      _mm512_mask_storeu_ps(to, mask, _mm512_add_ps(before, _mm512_load_ps(sums + m * kSplitColumns + c)));
-    }
-  }
+  for (; k + kSplitStep <= inputs; k += kSplitStep, to += kRowStepBytes<kProducts>)
+    split<kProducts>(_mm512_loadu_ps(x + k), _mm512_loadu_ps(x + k + 16), to);
+  if (k < inputs) split<kProducts>(_mm512_maskz_loadu_ps(lanes(0, inputs - k), x + k), _mm512_maskz_loadu_ps(lanes(0, inputs - k - 16), x + k + 16), to);
 }
 
 CARRYALL_INLINE void fetch_lines(const uint8_t* lines, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(lines + i, 0, 3);
 }
 
-// A pair of tiles, or the last one twice, in a chunk of inputs.
-struct SplitTiles {
-  const uint8_t *left, *right;  // of the chunk
-  const uint8_t* later;         // what is read next of the left one; that of the right one lies `apart` bytes behind it
-  int64_t apart, steps;
+// Some inputs of up to 32 rows and of a pair of tiles, or of the last one twice.
+struct SplitBlock {
+  const uint8_t *rows, *left, *right;
+  int64_t row_bytes, steps;  // from 16 rows to the next, and of 32 inputs
+  bool two;                  // whether there are more than 16 rows
 };
 
-// Sums a chunk for up to 32 rows, if there are no others. This takes less time than to read the weights, so each step asks for
-// a later one.
-void sum_few(const SplitTiles& p, const uint8_t* a, int64_t row_bytes, bool two, float* sums) {
-  clear_one();
-  if (two) clear_other();
-  written(a);
-  for (int64_t at = 0; at < p.steps * kStepBytes; at += kStepBytes) {
-    fetch_lines(p.later + at, kStepBytes);
-    fetch_lines(p.later + p.apart + at, kStepBytes);
-    if (two) add_two<true>(a + at, row_bytes, p.left + at, p.right + at);
-    else add_one<true>(a + at, p.left + at, p.right + at);
+// Adds the products of a block to sums of 32 columns, whose rows lie `from_step` floats apart: 0 if all begin alike.
+// `fetch(at)` is called before the products of each step.
+template <int kProducts, class Fetch>
+CARRYALL_INLINE void add_block(const SplitBlock& b, const float* from, int64_t from_step, float* to, int64_t to_step, const Fetch& fetch) {
+  constexpr int64_t kOfRows = kRowStepBytes<kProducts>, kOfTile = kTileStepBytes<kProducts>;
+  written(from);
+  written(b.rows);
+  const int64_t step = from_step * static_cast<int64_t>(sizeof(float));
+  _tile_loadd(0, from, step);
+  if (b.two) {
+    _tile_loadd(1, from + kRegisterRows * from_step, step);
+    _tile_loadd(2, from + kColumns, step);
+    _tile_loadd(3, from + kRegisterRows * from_step + kColumns, step);
+    for (int64_t k = 0; k < b.steps; k++) {
+      fetch(k * kOfTile);
+      add_two<kProducts>(b.rows + k * kOfRows, b.row_bytes, b.left + k * kOfTile, b.right + k * kOfTile);
+    }
+    store_two(to, to_step);
+  } else {
+    _tile_loadd(1, from + kColumns, step);
+    for (int64_t k = 0; k < b.steps; k++) {
+      fetch(k * kOfTile);
+      add_one<kProducts>(b.rows + k * kOfRows, b.left + k * kOfTile, b.right + k * kOfTile);
+    }
+    store_one(to, to_step);
   }
-  if (two) store_two(sums, kSplitColumns);
-  else store_one(sums, kSplitColumns);
+  written(to);
 }
 
-// Sums a chunk for up to 32 of many rows; group `g` of `groups` asks for its part of what is read next.
-void sum_some(const SplitTiles& p, const uint8_t* a, int64_t row_bytes, bool two, int64_t g, int64_t groups, float* sums) {
-  const int64_t first = kChunkBytes / kLine * g / groups * kLine, last = kChunkBytes / kLine * (g + 1) / groups * kLine;
-  fetch_lines(p.later + first, last - first);
-  fetch_lines(p.later + p.apart + first, last - first);
-  const auto operand = [&](int64_t t, int64_t step) { return (t == 0 ? p.left : p.right) + step * kStepBytes; };
-  if (two) multiply_two<true>(a, row_bytes, operand, p.steps, sums, kSplitColumns);
-  else multiply_one<true>(a, operand, p.steps, sums, kSplitColumns);
-}
+// Rows of a product with split weights, and the columns of a pair of tiles.
+template <int kProducts>
+class SplitPair {
+ public:
+  SplitPair(const Weights& w, const float* bias, int64_t tile, int64_t last_tile, Outputs y)
+      : w_(w), tile_(tile), tiles_(tile + 1 < last_tile ? 2 : 1), y_({y.at(0, tile * kColumns), y.step}) {
+    const int64_t left = w.outputs - tile * kColumns;
+    columns_ = left < tiles_ * kColumns ? left : tiles_ * kColumns;
+    if (bias != nullptr) memcpy(bias_, bias + tile * kColumns, sizeof(float) * static_cast<size_t>(columns_));
+  }
 
+  // Up to 32 rows, of which the first ones may be others'. This takes less time than to read the weights, so each step asks for a
+  // later one.
+  void multiply_few(const uint8_t* rows, int64_t first, int64_t begin, int64_t last) {
+    const int64_t bytes = w_.tile_bytes();
+    const auto fetch = [&](int64_t at) {
+      const int64_t later = at + kChunkBytes < bytes ? at + kChunkBytes : at + kChunkBytes + (tiles_ - 1) * bytes;
+      fetch_lines(tile(0) + later, kOfTile);
+      fetch_lines(tile(0) + later + bytes, kOfTile);
+    };
+    const SplitBlock block = {rows, tile(0), tile(tiles_ - 1), steps() * kOfRows, steps(), last - begin > kRegisterRows};
+    add_block<kProducts>(block, bias_, 0, sums_, kSplitColumns, fetch);
+    copy(sums_, first, begin, last);
+  }
+
+  // Up to kSumsRows rows, a chunk of inputs of all of them at a time; every 32 ask for their part of what is read next.
+  void multiply_many(const uint8_t* rows, int64_t first, int64_t begin, int64_t last) {
+    const int64_t bytes = w_.tile_bytes(), groups = (last - begin + kSplitRows - 1) / kSplitRows;
+    for (int64_t at = 0; at < bytes; at += kChunkBytes) {
+      const bool begins = at == 0, ends = at + kChunkBytes >= bytes;
+      const uint8_t* later = ends ? tile(tiles_) : tile(0) + at + kChunkBytes;
+      for (int64_t g = 0; g < groups; g++) {
+        const int64_t row = begin + g * kSplitRows, end = row + kSplitRows < last ? row + kSplitRows : last;
+        const int64_t from = kChunkBytes / kLine * g / groups * kLine, to = kChunkBytes / kLine * (g + 1) / groups * kLine;
+        fetch_lines(later + from, to - from);
+        fetch_lines(later + bytes + from, to - from);
+        for (int64_t m = row; ends && m < end; m++)
+          for (int64_t c = 0; c < columns_; c += kColumns) __builtin_prefetch(y_.at(m, c), 1);
+        const int64_t step = at / kOfTile;
+        const SplitBlock block = {rows + g * 2 * steps() * kOfRows + step * kOfRows, tile(0) + at, tile(tiles_ - 1) + at, steps() * kOfRows,
+                                  ends ? steps() - step : kChunkBytes / kOfTile, end - row > kRegisterRows};
+        float* sums = sums_ + g * kSplitRows * kSplitColumns;
+        const bool whole = ends && row >= first && end - row == kSplitRows && columns_ == kSplitColumns;
+        add_block<kProducts>(block, begins ? bias_ : sums, begins ? 0 : kSplitColumns, whole ? y_.at(row, 0) : sums,
+                          whole ? y_.step : kSplitColumns, [](int64_t) {});
+        if (ends && !whole) copy(sums, first, row, end);
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kOfRows = kRowStepBytes<kProducts>, kOfTile = kTileStepBytes<kProducts>;
+
+  int64_t steps() const { return w_.tile_bytes() / kOfTile; }
+  CARRYALL_INLINE const uint8_t* tile(int64_t index) const { return w_.data + (tile_ + index) * w_.tile_bytes(); }
+
+  // Writes the results of rows from `begin` on that are not before `first`.
+  void copy(const float* sums, int64_t first, int64_t begin, int64_t last) const {
+    for (int64_t m = first > begin ? first : begin; m < last; m++)
+      memcpy(y_.at(m, 0), sums + (m - begin) * kSplitColumns, sizeof(float) * static_cast<size_t>(columns_));
+  }
+
+  const Weights& w_;
+  const int64_t tile_, tiles_;
+  const Outputs y_;
+  int64_t columns_;
+  alignas(64) float bias_[kSplitColumns] = {};
+  alignas(64) float sums_[kSumsRows * kSplitColumns];
+};
+
+template <int kProducts>
 void multiply_split(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                     int64_t first_tile, int64_t last_tile, Outputs y) {
-  alignas(64) float sums[kSplitRows * kSplitColumns];
-  const int64_t tile_bytes = w.tile_bytes(), row_bytes = tile_bytes;  // of 16 rows
-  const int64_t begin = first_row / kRegisterRows * kRegisterRows, count = last_row - begin, groups = (count + kSplitRows - 1) / kSplitRows;
-  const uint8_t* values = reinterpret_cast<const uint8_t*>(rows.values) + begin / kRegisterRows * row_bytes;
-  configure(count < kRegisterRows ? count : kRegisterRows, kLine);
-  for (int64_t tile = first_tile; tile < last_tile; tile += 2) {
-    const int64_t tiles = tile + 1 < last_tile ? 2 : 1, column = tile * kColumns, left = w.outputs - column;
-    const int64_t columns = left < tiles * kColumns ? left : tiles * kColumns;
-    for (int64_t at = 0; at < tile_bytes; at += kChunkBytes) {
-      const int64_t bytes = tile_bytes - at < kChunkBytes ? tile_bytes - at : kChunkBytes;
-      const uint8_t* weights = w.data + tile * tile_bytes + at;
-      const SplitTiles p = {weights, weights + (tiles - 1) * tile_bytes,
-                            at + bytes == tile_bytes ? w.data + (tile + 2) * tile_bytes : weights + kChunkBytes, tile_bytes, bytes / kStepBytes};
-      for (int64_t g = 0; g < groups; g++) {
-        const int64_t row = g * kSplitRows, some = count - row < kSplitRows ? count - row : kSplitRows;
-        const uint8_t* a = values + row / kRegisterRows * row_bytes + at;
-        if (groups == 1) sum_few(p, a, row_bytes, some > kRegisterRows, sums);
-        else sum_some(p, a, row_bytes, some > kRegisterRows, g, groups, sums);
-        written(sums);
-        add_sums(sums, bias == nullptr ? nullptr : bias + column, at == 0, begin + row < first_row ? first_row - begin - row : 0, some,
-                 columns, y.at(begin + row, column), y.step);
-      }
+  const int64_t start = first_row / kRegisterRows * kRegisterRows;
+  configure(last_row - start < kRegisterRows ? last_row - start : kRegisterRows, kLine);
+  for (int64_t begin = start; begin < last_row; begin += kSumsRows) {
+    const int64_t last = begin + kSumsRows < last_row ? begin + kSumsRows : last_row;
+    const uint8_t* values = reinterpret_cast<const uint8_t*>(rows.values) + begin / kRegisterRows * (rows.width / kSplitStep) * kRowStepBytes<kProducts>;
+    for (int64_t tile = first_tile; tile < last_tile; tile += 2) {
+      SplitPair<kProducts> pair(w, bias, tile, last_tile, y);
+      if (last - begin <= kSplitRows) pair.multiply_few(values, first_row, begin, last);
+      else pair.multiply_many(values, first_row, begin, last);
     }
   }
   _tile_release();

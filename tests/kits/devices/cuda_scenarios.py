@@ -368,7 +368,8 @@ def tower_of_a_model_that_sees(folder: Path) -> dict[str, list[str]]:
     It does not run: MultiHeadAttention in float32 asks for a handle of cuDNN, which the stub lacks.
     """
     provider = CudaProvider()
-    lowered_tower, _ = pipeline.run(tower(), provider.tower_passes(RunnerConfig()))
+    graph = tower()
+    lowered_tower, _ = pipeline.run(graph, provider.tower_passes(RunnerConfig(), graph))
     save_model(lowered_tower, folder / "model.onnx")
     return _operators(provider.session(folder / "model.onnx", RunnerConfig()))
 

@@ -62,19 +62,19 @@ def half_weight(kind: ir.DataType, inputs: int, outputs: int, seed: int) -> Half
 
 @dataclass(frozen=True)
 class SplitWeight:
-    """A float32 matrix [inputs, outputs] that is stored as pairs of bfloat16."""
+    """A float32 matrix [inputs, outputs] that is stored as one bfloat16 a float, or as two of them."""
 
     given: Floats
-    block: int = 1
-    group_size: int = 0
     bits: int = 32
     offsets: int = 10
+    block: int = 1
+    group_size: int = 0
 
     @property
     def values(self) -> Floats:
-        """What the kernels read: each float rounded to the sum of two bfloat16, ties away from zero."""
+        """What the kernels read: floats rounded to one bfloat16 or the sum of two, ties away from zero."""
         high = _rounded(self.given)
-        return high + _rounded(self.given - high)
+        return high if self.bits == 16 else high + _rounded(self.given - high)
 
     @property
     def inputs(self) -> int:
@@ -88,7 +88,7 @@ class SplitWeight:
 
     def tiles(self) -> npt.NDArray[np.uint8]:
         """The weight in the layout of the kernels."""
-        return split_tiles(lambda: self.given, self.inputs, self.outputs, by_output=False).numpy()
+        return split_tiles(lambda: self.given, self.bits, self.inputs, self.outputs, by_output=False).numpy()
 
 
 def _rounded(x: Floats) -> Floats:

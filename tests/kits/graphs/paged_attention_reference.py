@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
-FLOAT32, BFLOAT16, INT8, BYTE_QUERIES = range(4)
+FLOAT32, BFLOAT16, INT8, BYTE_QUERIES, BFLOAT16_QUERIES = range(5)
 INT8_CACHES = (INT8, BYTE_QUERIES)  # queries have 16 bits, or 8
+BFLOAT16_CACHES = (BFLOAT16, BFLOAT16_QUERIES)  # queries may be rounded, or are where AMX multiplies them
 _EIGHT_BITS, _SIXTEEN_BITS = 127, 127 * 256  # the largest rounded number
 _PART = 256  # positions of a partial softmax
 # Of an int8 cache: a weight near a tie is rounded to its other neighbour, 1 / 32512 of the power of 2 above
@@ -71,7 +72,8 @@ class Case:
     def row_bytes(self) -> int:
         """Bytes of a position in the cache."""
         width = -(-self.size // 16) * 16
-        return {FLOAT32: 4 * width, BFLOAT16: 2 * width}.get(self.cache, width + 4)
+        size = 4 if self.cache == FLOAT32 else 2
+        return width + 4 if self.cache in INT8_CACHES else size * width
 
     def new_rows(self, parts: list[Floats]) -> Floats:
         """Return keys or values of the new tokens, [tokens, kv_heads * size]."""
@@ -245,7 +247,7 @@ def _spread(x: npt.NDArray[Any]) -> Floats:
 
 def _stored(case: Case, x: Floats) -> npt.NDArray[np.float64]:
     """Return what the cache holds of float rows."""
-    if case.cache == BFLOAT16:
+    if case.cache in BFLOAT16_CACHES:
         return _bfloat16(x)
     if case.cache in INT8_CACHES:
         most = _largest(x)

@@ -19,6 +19,8 @@ from native_attention import Cache, filled, run
 from native_kernels import isas
 from paged_attention_reference import (
     BFLOAT16,
+    BFLOAT16_CACHES,
+    BFLOAT16_QUERIES,
     BYTE_QUERIES,
     FLOAT32,
     INT8,
@@ -46,7 +48,7 @@ CASES = st.fixed_dictionaries(
         "window": st.sampled_from([0, 0, 1, 5, 64, 100]),
         "softcap": st.sampled_from([0.0, 0.0, 3.0, 50.0]),
         "interleaved": st.integers(0, 1),
-        "cache": st.sampled_from([FLOAT32, FLOAT32, BFLOAT16, INT8, BYTE_QUERIES]),
+        "cache": st.sampled_from([FLOAT32, FLOAT32, BFLOAT16, BFLOAT16_QUERIES, INT8, BYTE_QUERIES]),
         "block": st.sampled_from([16, 32, 48, 64]),
     }
 )
@@ -57,8 +59,10 @@ EXACT, PAIRS = 5e-6, 4.5e-5
 def rounds(isa: str, case: Case) -> bool:
     """Whether the instruction set rounds queries and weights to bfloat16."""
     width = -(-case.size // 16) * 16
-    fits = width <= 256 and width % 32 == 0 and case.block % 32 == 0
-    return isa == "avx512bf16" and case.cache == BFLOAT16 and fits
+    fits = width <= 256 and case.block % 32 == 0
+    if isa == "amx":
+        return fits and case.cache == BFLOAT16_QUERIES
+    return fits and width % 32 == 0 and isa == "avx512bf16" and case.cache in BFLOAT16_CACHES
 
 
 def assert_rounded(found: Floats, case: Case) -> None:
@@ -97,7 +101,8 @@ def test_every_instruction_set_gives_the_bits_of_the_reference(
             continue
         near = INT8_TOLERANCE if case.cache in INT8_CACHES else PAIRS if isa == "amx" else EXACT
         # Rounding to int8 or bfloat16 may go the other way after a rotation in float32.
-        tolerance = {FLOAT32: near, BFLOAT16: 2e-2}.get(case.cache, 4e-2) if case.rotary else near
+        turned = near if case.cache == FLOAT32 else 2e-2 if case.cache in BFLOAT16_CACHES else 4e-2
+        tolerance = turned if case.rotary else near
         tolerance += 2e-7 * case.softcap  # scores are rounded at the size of the cap
         np.testing.assert_allclose(found, reference, rtol=tolerance, atol=tolerance, err_msg=isa)
         if case.cache in INT8_CACHES and not case.rotary:
@@ -119,7 +124,7 @@ def test_an_int8_cache_gives_the_same_bits_everywhere(library: Path, size: int, 
                 np.testing.assert_array_equal(found, expected, isa)
 
 
-@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8, BYTE_QUERIES])
+@pytest.mark.parametrize("cache", [FLOAT32, *BFLOAT16_CACHES, *INT8_CACHES])
 @pytest.mark.parametrize("window", [0, 70])
 def test_a_token_does_not_depend_on_pieces_and_rows_beside_it(library: Path, cache: int, window: int) -> None:
     """One prompt of 600 tokens, whole and in pieces beside another row, in other blocks: equal bits."""
@@ -154,7 +159,7 @@ def test_a_token_does_not_depend_on_pieces_and_rows_beside_it(library: Path, cac
         np.testing.assert_array_equal(np.concatenate(found), expected, isa)
 
 
-@pytest.mark.parametrize("cache", [FLOAT32, BFLOAT16, INT8, BYTE_QUERIES])
+@pytest.mark.parametrize("cache", [FLOAT32, *BFLOAT16_CACHES, *INT8_CACHES])
 @pytest.mark.parametrize(("size", "block"), [(16, 16), (64, 32)])
 def test_scores_far_apart_and_values_that_are_not_finite(
     library: Path, size: int, block: int, cache: int
@@ -278,7 +283,7 @@ def small() -> Case:
         ({"rotary": 7}, "rotary_dim is not an even number"),
         ({"rotary": 18}, "rotary_dim"),
         ({"interleaved": 2}, "interleaved"),
-        ({"cache_type": 4}, "cache_type is not 0, 1, 2 or 3"),
+        ({"cache_type": 5}, "cache_type is not 0 to 4"),
         ({"scale": float("nan")}, "scale is not finite"),
         ({"softcap": -1.0}, "softcap"),
         ({"begins": np.array([0, 3, 5], np.int32)}, "the rows do not begin at 0 and end"),

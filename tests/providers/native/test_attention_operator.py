@@ -115,7 +115,10 @@ def test_another_layout_is_refused_with_its_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"kv_num_heads": "4"}, "num_heads is not a multiple"), ({"cache_type": "5"}, "cache_type is not 0, 1")],
+    [
+        ({"kv_num_heads": "4"}, "num_heads is not a multiple"),
+        ({"cache_type": "5"}, "cache_type is not 0 to 4"),
+    ],
 )
 def test_wrong_attributes_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):

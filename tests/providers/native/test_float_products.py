@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -28,6 +29,7 @@ CASES = st.fixed_dictionaries(
         "shift": st.sampled_from([0, 4, 20, 60]),
     }
 )
+SPLIT, HIGH, ROUNDED = FORMS = ((32, 10), (16, 10), (16, 13))  # bits and offsets
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -61,12 +63,20 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(library: Path, kind: ir.Dat
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(CASES)
-def test_split_weights_are_multiplied_as_floats_or_in_pairs(library: Path, case: dict[str, int]) -> None:
-    """AMX leaves out the product of low parts, 2^-16 of a product at most, and rounds low parts, 2^-17."""
+@given(CASES, st.sampled_from(FORMS))
+def test_split_weights_are_multiplied_as_floats_or_in_parts(
+    library: Path, case: dict[str, int], form: tuple[int, int]
+) -> None:
+    """AMX leaves out the product of low parts, 2^-16 of a product at most, and rounds low parts, 2^-17.
+
+    Rounded rows lose 2^-9 of each element, and nothing else but the order of sums.
+    """
     rng = np.random.default_rng(case["seed"])
-    weight = SplitWeight(rng.standard_normal((case["inputs"], case["outputs"])).astype(np.float32))
-    np.testing.assert_allclose(weight.values, weight.given, rtol=2.0**-17, atol=0)
+    given = rng.standard_normal((case["inputs"], case["outputs"])).astype(np.float32)
+    weight = SplitWeight(given, *form)
+    np.testing.assert_allclose(
+        weight.values, weight.given, rtol=2.0 ** (-17 if form == SPLIT else -8), atol=0
+    )
     x = rng.standard_normal((case["rows"], weight.inputs)).astype(np.float32)
     bias = rng.standard_normal(weight.outputs).astype(np.float32) if case["biased"] else None
     reference = x.astype(np.float64) @ weight.values + (0 if bias is None else bias.astype(np.float64))
@@ -77,16 +87,25 @@ def test_split_weights_are_multiplied_as_floats_or_in_pairs(library: Path, case:
         steps = (case["row_step"], case["tile_step"])
         result = linear(library, isa, x, weight, bias, steps=steps, shift=case["shift"])
         if isa == "amx":
-            assert (np.abs(result - reference) <= 1.6 * 2.0**-16 * bound).all()
+            if form == ROUNDED:
+                rounded = x.astype(ml_dtypes.bfloat16).astype(np.float64) @ weight.values
+                added = 0 if bias is None else bias.astype(np.float64)
+                assert (np.abs(result - rounded - added) <= 2.0 * case["inputs"] * 2.0**-24 * bound).all()
+            else:
+                assert (np.abs(result - reference) <= 1.6 * 2.0**-16 * bound).all()
             np.testing.assert_array_equal(result, linear(library, isa, x, weight, bias))
         else:
             np.testing.assert_array_equal(result, expected, isa)
 
 
-def test_a_row_of_split_weights_does_not_depend_on_the_rows_beside_it(library: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("inputs", [300, 700])
+def test_a_row_of_split_weights_does_not_depend_on_the_rows_beside_it(
+    library: Path, form: tuple[int, int], inputs: int
+) -> None:
     rng = np.random.default_rng(1)
-    weight = SplitWeight(rng.standard_normal((300, 50)).astype(np.float32))
-    x = rng.standard_normal((140, 300)).astype(np.float32)
+    weight = SplitWeight(rng.standard_normal((inputs, 50)).astype(np.float32), *form)
+    x = rng.standard_normal((140, inputs)).astype(np.float32)
     for isa in isas(library):
         whole = linear(library, isa, x, weight)
         for first, last in ((0, 1), (3, 5), (7, 30), (29, 30), (10, 43), (100, 140)):
@@ -96,17 +115,18 @@ def test_a_row_of_split_weights_does_not_depend_on_the_rows_beside_it(library: P
     for index in (0, 17, 49):
         load(library).carryall_read_row(
             ctypes.c_void_p(tiles.ctypes.data),
-            *map(ctypes.c_int64, (weight.inputs, weight.outputs, 32, 1, weight.offsets, 0, index)),
+            *map(ctypes.c_int64, (weight.inputs, weight.outputs, weight.bits, 1, weight.offsets, 0, index)),
             ctypes.c_void_p(row.ctypes.data),
         )
         np.testing.assert_array_equal(row, weight.values[:, index])
 
 
-def test_an_infinite_activation_of_split_weights_is_not_hidden(library: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_an_infinite_activation_of_split_weights_is_not_hidden(library: Path, form: tuple[int, int]) -> None:
     x = np.ones((9, 40), np.float32)
     x[2, 3], x[5, 37] = np.inf, np.nan
     for isa in isas(library):
-        result = linear(library, isa, x, SplitWeight(np.ones((40, 20), np.float32)))
+        result = linear(library, isa, x, SplitWeight(np.ones((40, 20), np.float32), *form))
         assert not np.isfinite(result[[2, 5]]).any(), isa
         assert (np.delete(result, (2, 5), axis=0) == 40).all(), isa
 

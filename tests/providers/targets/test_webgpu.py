@@ -283,7 +283,8 @@ def test_towers_on_the_device(device: WebGpuProvider, family: str, tmp_path: Pat
     """A lowered tower computes on the adapter what its portable graph says, in groups below 32 patches."""
     carryall.export(write_vlm(tmp_path / "checkpoint", family), tmp_path / "package")
     portable = tmp_path / "package" / VISION_FILE
-    lowered = pipeline.run(load_graph(portable), device.tower_passes(RunnerConfig()))[0]
+    tower = load_graph(portable)
+    lowered = pipeline.run(tower, device.tower_passes(RunnerConfig(), tower))[0]
     save_model(lowered, tmp_path / "lowered.onnx")
     ours = device.session(tmp_path / "lowered.onnx", RunnerConfig())
     cpu = get_provider("cpu")

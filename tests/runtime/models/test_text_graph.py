@@ -87,7 +87,7 @@ def test_larger_weights_are_near_the_padded_graph_and_the_same_bits_alone(tmp_pa
     assert isinstance(joined, JoinedTexts)
     (found,) = joined.run(["last_hidden_state"], TEXTS)
     (expected,) = padded.run(["last_hidden_state"], TEXTS)
-    near = 2e-5 if get_provider("cpu").text_form() else 2e-6
+    near = 2e-5 if get_provider("cpu").kernel_form() else 2e-6
     np.testing.assert_allclose(found, expected, rtol=0, atol=near * np.abs(expected).max())
     for text, rows in zip(TEXTS, (slice(0, 5), slice(5, 6), slice(6, 9)), strict=True):
         np.testing.assert_array_equal(joined.run(["last_hidden_state"], [text])[0], found[rows])

@@ -68,21 +68,25 @@ def test_a_product_with_a_bias_keeps_its_weights(kind: ir.DataType) -> None:
     np.testing.assert_array_equal(weight_of(node), held(kind).T)
 
 
+@pytest.mark.parametrize("size", [(K, N), (80, 70)])
 @pytest.mark.parametrize("kind", TYPES)
-def test_an_embedding_and_its_head_share_tiles(kind: ir.DataType) -> None:
+def test_an_embedding_and_its_head_share_tiles(kind: ir.DataType, size: tuple[int, int]) -> None:
+    """Also where the head alone would be split."""
+    inputs, outputs = size
+    values = held(kind, RNG.standard_normal(size).astype(np.float32))
     model = graph(
-        f"""g (int64[B, S] ids) => (float[B, S, {N}] y) {{
+        f"""g (int64[B, S] ids) => (float[B, S, {outputs}] y) {{
         h = Gather <axis = 0> (w, ids) f = Reshape(h, flat)
         l = Gemm <transB = 1> (f, w) y = Reshape(l, back) }}""",
-        w=held(kind).T.copy(),
-        flat=np.array([-1, K]),
-        back=np.array([1, -1, N]),
+        w=values.T.copy(),
+        flat=np.array([-1, inputs]),
+        back=np.array([1, -1, outputs]),
     )
-    assert apply(HalfProductsPass(), marked(model, kind)) == []
+    assert apply(HalfProductsPass(split=True), marked(model, kind)) == []
     rows, product = model.graph
     assert (rows.op_type, product.op_type) == ("QuantizedRows", "QuantizedLinear")
     assert rows.inputs[1] is product.inputs[1]
-    np.testing.assert_array_equal(weight_of(product), held(kind).T)
+    np.testing.assert_array_equal(weight_of(product), values.T)
 
 
 def test_large_float32_weights_are_split_into_pairs_of_bfloat16() -> None:
@@ -103,6 +107,31 @@ def test_large_float32_weights_are_split_into_pairs_of_bfloat16() -> None:
     np.testing.assert_allclose((high + low)[:outputs, :inputs], values.T, rtol=2.0**-17, atol=0)
     assert not (high + low)[outputs:].any()
     assert not (high + low)[:, inputs:].any()
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("kind", TYPES)
+def test_large_weights_of_16_bits_are_split_by_their_type(kind: ir.DataType, rounds: bool) -> None:
+    """Of bfloat16 a part is enough; where rows are rounded, those of float16 are two, else they stay."""
+    inputs, outputs = 72, 70
+    values = held(kind, RNG.standard_normal((inputs, outputs)).astype(np.float32))
+    text = f"g (float[B, {inputs}] x) => (float[B, {outputs}] y) {{ y = MatMul(x, w) }}"
+    model = marked(graph(text, w=values), kind)
+    assert apply(HalfProductsPass(wide=True, split=True, rounds=rounds), model) == []
+    (node,) = model.graph
+    form = node.attributes["bits"].as_int(), node.attributes["offsets"].as_int()
+    if kind == ir.DataType.FLOAT16:
+        assert form == ((32, 10) if rounds else (16, 5))
+        return
+    assert form == (16, 13 if rounds else 10)
+    tiles = node.inputs[1]
+    assert tiles is not None
+    assert tiles.const_value is not None
+    words = tiles.const_value.numpy().view(ml_dtypes.bfloat16).reshape(5, 3, 16, 16, 2)
+    stored = words.transpose(0, 3, 1, 4, 2).reshape(80, 96).astype(np.float32)
+    np.testing.assert_array_equal(stored[:outputs, :inputs], values.T)
+    assert not stored[outputs:].any()
+    assert not stored[:, inputs:].any()
 
 
 @pytest.mark.parametrize("wrong", [np.inf, np.nan, 3e38])
