@@ -69,6 +69,7 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
   const Steps size(w);
   const int64_t steps = parts(rows.width, size.inputs), tile_size = w.tile_bytes();
   const bool many = count > kFewStrips * kGroup;
+  const bool streams = many && ((reinterpret_cast<uintptr_t>(y.data) | static_cast<uintptr_t>(y.step * 4)) & (kLine - 1)) == 0;
   // The inputs of a panel: of many rows so few that a strip of them is still in the first-level cache for the next of four tiles, and
   // always whole shares of the scales of rows.
   const int64_t room = many ? kUnpacked : kUnpackedForFew, shares = larger(1, kSharedScale / size.inputs);
@@ -88,12 +89,13 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
       const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, data, bytes,
                         w.halves() ? unpacked_factors : stored, size.factor_bytes, w.halves() ? (last - first) * size.factor_bytes : tile_size,
                         partial, {y.at(0, column), y.step}, first_row, last_row, tiles, first, last, w.outputs - column,
-                        size.inputs, inputs, size.bytes, tile_bytes, &ahead, last == steps};
+                        size.inputs, inputs, size.bytes, tile_bytes, &ahead, last == steps, streams};
       unpack_panel(panel, bytes, unpacked_factors);
       multiply_panel(panel);
     }
   }
   _tile_release();
+  if (streams) _mm_sfence();  // before another thread is told that the results are there
 }
 
 void quantize_amx(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row) {

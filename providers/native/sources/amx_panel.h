@@ -33,6 +33,9 @@ struct Panel {
   int64_t step, inputs, step_bytes, tile_bytes;              // inputs of a step, and of all of them
   Ahead* ahead;
   bool ends;            // whether these are the last steps
+  // Whether results are written past the caches. What `tilestored` writes reaches the cache behind the results stored before it, so a
+  // result that waits for its line delays all products; and those of many rows are more than the caches keep for their reader.
+  bool streams;
 };
 
 }  // namespace

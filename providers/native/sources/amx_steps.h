@@ -381,7 +381,10 @@ CARRYALL_INLINE void end_results(const Panel& p, int64_t row, int64_t tile, int6
   }
   if (!p.ends) return;
   float* y = p.y.at(row, tile * kColumns);
-  if (whole) {
+  if (whole && p.streams) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kGroup; r++, y += p.y.step) _mm512_stream_ps(y, added[r]);
+  } else if (whole) {
 #pragma GCC unroll 16
     for (int r = 0; r < kGroup; r++, y += p.y.step) _mm512_storeu_ps(y, added[r]);
   } else {
@@ -389,25 +392,6 @@ CARRYALL_INLINE void end_results(const Panel& p, int64_t row, int64_t tile, int6
       _mm512_mask_storeu_ps(y, first_of(columns), _mm512_load_ps(sums + r * kColumns));
   }
 }
-
-// Asks for the lines of results of the tiles that are computed a strip later, some with each step. What `tilestored` writes reaches the
-// cache behind the results stored before it, so a result that waits for its line delays all products.
-class LaterResults {
- public:
-  CARRYALL_INLINE explicit LaterResults(const Panel& p) : step_(p.y.step), lines_(p.ends ? parts(kGroup, p.last - p.first) : 0) {}
-  CARRYALL_INLINE void begin(const Panel& p, int64_t row, int64_t tile) {
-    line_ = p.y.at(row, tile * kColumns);
-    left_ = smaller(kGroup, p.last_row - row);
-  }
-  CARRYALL_INLINE void fetch() {
-    for (int64_t i = 0; i < lines_ && left_ > 0; i++, left_--, line_ += step_) __builtin_prefetch(line_, 0, 2);
-  }
-
- private:
-  const int64_t step_, lines_;
-  const float* line_ = nullptr;
-  int64_t left_ = 0;
-};
 
 template <class Step, class Sums>
 void add_panel(const Panel& p) {
@@ -420,7 +404,6 @@ void add_panel(const Panel& p) {
     stored::each<kPhases>([&](auto phase) __attribute__((always_inline)) { operands.multiply<Step, decltype(phase)::value>(before); });
   };
   for (int i = 0; i < kAhead; i++) multiply(products[i == 0 ? kAhead - 1 : i - 1]);
-  LaterResults later(p);
   Ahead ahead = *p.ahead;
   int turn = 0;
   float* partial = p.partial;
@@ -430,11 +413,9 @@ void add_panel(const Panel& p) {
       const int64_t columns = p.columns - tile * kColumns;
       __m512 added[kGroup];
       begin_results(p, tile, columns, partial, added);
-      later.begin(p, row + kGroup, tile);
       auto place = sums.begin(tile, added);
       for (int64_t step = 0; step < count; step++) {
         ahead.fetch();
-        later.fetch();
         int32_t* before = products[turn == 0 ? kAhead - 1 : turn - 1];
         stored::each<kPhases>([&](auto phase) __attribute__((always_inline)) {
           operands.multiply<Step, decltype(phase)::value>(before);
