@@ -83,18 +83,26 @@ def test_tiles_that_are_unpacked_in_several_parts(library: Path, rows: int, inpu
                 np.testing.assert_array_equal(linear(library, isa, x, weight, steps=steps), expected, isa)
 
 
+@pytest.mark.parametrize("outputs", [155, 160])
 @pytest.mark.parametrize("inputs", [2048, 4672])
-def test_more_rows_and_tiles_than_a_part_has(library: Path, inputs: int) -> None:
-    """AMX keeps sums of 256 rows and 8 tiles from one part of the inputs to the next."""
+def test_more_rows_and_tiles_than_a_part_has(library: Path, inputs: int, outputs: int) -> None:
+    """AMX keeps sums of 256 rows and 8 tiles from one part of the inputs to the next.
+
+    It writes whole lines of results past the caches, so of 160 outputs that begin at a line, not of 155.
+    """
     rng = np.random.default_rng(inputs)
     x = rng.standard_normal((275, inputs)).astype(np.float32)
-    bias = rng.standard_normal(155).astype(np.float32)
-    for weight in (grouped_weight(rng, 155, inputs, 32, 64, 1), random_weight(rng, 155, inputs, 4, 16, 2)):
+    bias = rng.standard_normal(outputs).astype(np.float32)
+    for weight in (
+        grouped_weight(rng, outputs, inputs, 32, 64, 1),
+        random_weight(rng, outputs, inputs, 4, 16, 2),
+    ):
         expected = linear(library, "portable", x, weight, bias)
         np.testing.assert_allclose(expected, quantized_linear(x, weight, bias), rtol=1e-5, atol=1e-5)
         for isa in isas(library):
-            found = linear(library, isa, x, weight, bias, steps=(300, 10))
-            np.testing.assert_array_equal(found, expected, isa)
+            for shift in (0, 16):
+                found = linear(library, isa, x, weight, bias, steps=(300, 10), shift=shift)
+                np.testing.assert_array_equal(found, expected, isa)
 
 
 def test_the_largest_integer_sums_do_not_overflow(library: Path) -> None:
