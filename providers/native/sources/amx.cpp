@@ -53,16 +53,28 @@ struct Steps {
   }
 };
 
+
 void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                   int64_t first_tile, int64_t last_tile, Outputs y) {
   const int64_t count = last_row - first_row;
   if (!suits(w, count)) return kAvx512Vnni.multiply(w, rows, bias, first_row, last_row, first_tile, last_tile, y);
+  if (count > kPartialRows) {
+    const int64_t middle = first_row + kPartialRows;
+    multiply_amx(w, rows, bias, first_row, middle, first_tile, last_tile, y);
+    return multiply_amx(w, rows, bias, middle, last_row, first_tile, last_tile, y);
+  }
   alignas(64) int8_t bytes[kUnpacked + kMostBlock * kColumns];
   alignas(64) uint8_t unpacked_factors[kUnpackedFactors];
+  alignas(64) float partial[kPartialRows * kPartialTiles * kColumns];
   const Steps size(w);
   const int64_t steps = parts(rows.width, size.inputs), tile_size = w.tile_bytes();
-  const int64_t room = count > kFewStrips * kGroup ? kUnpacked : kUnpackedForFew;
-  const int64_t chunk = smaller(room / size.bytes, steps), most = larger(1, room / (chunk * size.bytes));
+  const bool many = count > kFewStrips * kGroup;
+  const bool streams = many && ((reinterpret_cast<uintptr_t>(y.data) | static_cast<uintptr_t>(y.step * 4)) & (kLine - 1)) == 0;
+  // The inputs of a panel: of many rows so few that a strip of them is still in the first-level cache for the next of four tiles, and
+  // always whole shares of the scales of rows.
+  const int64_t room = many ? kUnpacked : kUnpackedForFew, shares = larger(1, kSharedScale / size.inputs);
+  const int64_t chunk = smaller((many ? room / 4 : room) / size.bytes / shares * shares, steps);
+  const int64_t most = smaller(room / (chunk * size.bytes), kPartialTiles);
   configure(kGroup, smaller(w.halves() && w.block > 16 ? w.block : size.inputs, kLine));
   for (int64_t tile = first_tile; tile < last_tile; tile += most) {
     const int64_t tiles = smaller(most, last_tile - tile), column = tile * kColumns, after = tile + tiles;
@@ -76,13 +88,14 @@ void multiply_amx(const Weights& w, const Rows& rows, const float* bias, int64_t
       const uint8_t* stored = data + first * size.factor_bytes + (w.group > 0 ? w.group_scales() : w.value_bytes());
       const Panel panel{&w, &rows, bias == nullptr ? nullptr : bias + column, data, bytes,
                         w.halves() ? unpacked_factors : stored, size.factor_bytes, w.halves() ? (last - first) * size.factor_bytes : tile_size,
-                        {y.at(0, column), y.step}, first_row, last_row, tiles, first, last, w.outputs - column,
-                        size.inputs, inputs, size.bytes, tile_bytes, &ahead};
+                        partial, {y.at(0, column), y.step}, first_row, last_row, tiles, first, last, w.outputs - column,
+                        size.inputs, inputs, size.bytes, tile_bytes, &ahead, last == steps, streams};
       unpack_panel(panel, bytes, unpacked_factors);
       multiply_panel(panel);
     }
   }
   _tile_release();
+  if (streams) _mm_sfence();  // before another thread is told that the results are there
 }
 
 void quantize_amx(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row) {
@@ -91,6 +104,7 @@ void quantize_amx(const float* x, int64_t inputs, int64_t block, Rows rows, int6
 
 }  // namespace
 
-const Kernels kAmx = {"amx", has_amx, quantize_amx, multiply_amx, &kAmxAttention, round_avx512, sweep_avx512, split_row_amx, multiply_split_amx};
+const Kernels kAmx = {"amx", has_amx, quantize_amx, multiply_amx, &kAmxAttention, round_avx512, sweep_avx512, split_row_amx, multiply_split_amx,
+                      3 << 19};
 
 }  // namespace carryall

@@ -14,7 +14,7 @@ CARRYALL_INLINE void add_nibbles(Int (&sums)[kCount][kHalves], const uint8_t* li
                                  const Int (&factors)[kHalves]) {
   for (int64_t k = 0; k < part.weights->block; k += kInputs, lines += kInputs * kColumns / 2) {
     Int pairs[kCount][kHalves];
-    sum_pairs<kInputs>(pairs, lines, Starts<kCount>(values + k, part.width));
+    sum_pairs<kInputs>(pairs, lines, Starts<kCount>(values + k, part.step));
 #pragma GCC unroll 8
     for (int m = 0; m < kCount; m++)
       for (int h = 0; h < kHalves; h++) add(sums[m][h], _mm256_madd_epi16(pairs[m][h], factors[h]));
@@ -25,7 +25,7 @@ CARRYALL_INLINE void add_nibbles(Int (&sums)[kCount][kHalves], const uint8_t* li
 // reach 2 * 128 * 127 = 32,512.
 template <int kCount>
 CARRYALL_INLINE void add_bytes(Int (&sums)[kCount][kHalves], const uint8_t* lines, const int8_t* values, const Part& part) {
-  const Starts<kCount> rows(values, part.width);
+  const Starts<kCount> rows(values, part.step);
   for (int64_t k = 0; k < part.weights->block; k += 4, lines += kLine) {
     Int line[kHalves], magnitude[kHalves];
     for (int h = 0; h < kHalves; h++) {
@@ -92,7 +92,7 @@ class Tile {
     for (; b < end; b++) {
       part_.later.fetch(b);
       Int pairs[kCount][kHalves];
-      sum_pairs<32>(pairs, part_.tile + b * block_bytes_, Starts<kCount>(part_.values + b * 32, part_.width));
+      sum_pairs<32>(pairs, part_.tile + b * block_bytes_, Starts<kCount>(part_.values + b * 32, part_.step));
       const Int zeros[kHalves] = {zero(b, 0), zero(b, 1)};
 #pragma GCC unroll 8
       for (int m = 0; m < kCount; m++) {

@@ -84,10 +84,10 @@ void multiply_k_minima(const Part& part) {
     Int sums[kCount][kHalves] = {};
     part.later.fetch(2 * s);
     const Int of_first[1][kHalves] = {{pairs_of(0, sixes.scales[0], sixes.scales[0]), pairs_of(1, sixes.scales[0], sixes.scales[0])}};
-    add_unit<kBits, kCount, 1>(sums, units, Starts<kCount>(part.values + s * 64, part.width), of_first);
+    add_unit<kBits, kCount, 1>(sums, units, Starts<kCount>(part.values + s * 64, part.step), of_first);
     part.later.fetch(2 * s + 1);
     const Int of_second[1][kHalves] = {{pairs_of(0, sixes.scales[1], sixes.scales[1]), pairs_of(1, sixes.scales[1], sixes.scales[1])}};
-    add_unit<kBits, kCount, 1>(sums, units + unit, Starts<kCount>(part.values + s * 64 + 32, part.width), of_second);
+    add_unit<kBits, kCount, 1>(sums, units + unit, Starts<kCount>(part.values + s * 64 + 32, part.step), of_second);
 #pragma GCC unroll 8
     for (int m = 0; m < kCount; m++) {
       const Int total = pair_of(part.sums + m * part.blocks + 2 * s);
@@ -124,7 +124,7 @@ void multiply_k_sixteen(const Part& part) {
       Int of_unit[2][kHalves];
       for (int j = 0; j < 2; j++)
         for (int h = 0; h < kHalves; h++) of_unit[j][h] = signed_pairs_of(h, fours.scales[2 * u + j], fours.scales[2 * u + j]);
-      add_unit<kBits, kCount, 2>(sums, units + u * unit, Starts<kCount>(part.values + s * 64 + u * 32, part.width), of_unit);
+      add_unit<kBits, kCount, 2>(sums, units + u * unit, Starts<kCount>(part.values + s * 64 + u * 32, part.step), of_unit);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < kCount; m++) {
@@ -161,7 +161,7 @@ void multiply_single(const Part& part) {
     for (; b < end; b++, tile += stretch) {
       part.later.fetch(b);
       Int sums[kCount][kHalves] = {};
-      add_unit<kBits, kCount, 1>(sums, tile, Starts<kCount>(part.values + b * 32, part.width), ones);
+      add_unit<kBits, kCount, 1>(sums, tile, Starts<kCount>(part.values + b * 32, part.step), ones);
       const uint8_t* halves = tile + factors_at;
 #pragma GCC unroll 8
       for (int m = 0; m < kCount; m++) {
@@ -194,7 +194,7 @@ void multiply_bytes(const Part& part) {
   begin<kCount>(results, part);
   for (int64_t b = 0; b < part.blocks; b++, tile += stretch) {
     part.later.fetch(b);
-    const Starts<kCount> rows(part.values + b * 32, part.width);
+    const Starts<kCount> rows(part.values + b * 32, part.step);
     Int sums[kCount][kHalves] = {};
 #pragma GCC unroll 8
     for (int k = 0; k < 32; k += 4) {
@@ -316,7 +316,7 @@ void multiply_codes(const Part& part) {
       const uint8_t* stretch = tile + b / blocks * w.stretch_bytes();
       const uint8_t* lines = stretch + b % blocks * unit;
       factors = stretch + factors_at;
-      const Starts<kCount> rows(part.values + b * 32, part.width);
+      const Starts<kCount> rows(part.values + b * 32, part.step);
       Int sums[kCount][kHalves] = {};
 #pragma GCC unroll 8
       for (int k = 0; k < 32; k += 4) {

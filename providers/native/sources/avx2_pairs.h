@@ -12,7 +12,7 @@ template <int kCount>
 void multiply_pairs(const Part& part) {
   constexpr int64_t kBlock = 32, kBytes = kBlock * kColumns / 2;
   const Weights& w = *part.weights;
-  const int64_t groups = part.shares, width = part.width, blocks = part.blocks;
+  const int64_t groups = part.shares, row_step = part.step, blocks = part.blocks;
   const uint8_t *lines = part.tile, *points = part.tile + w.points(), *multiples = part.tile + w.multiples();
   const float* scales = reinterpret_cast<const float*>(part.tile + w.group_scales());
   const int8_t* values = part.values;
@@ -24,12 +24,12 @@ void multiply_pairs(const Part& part) {
     const __m128i first = columns(multiples), second = columns(multiples + kColumns);
     Int pairs[kCount][kHalves], sums[kCount][kHalves], zeros[kHalves];
     part.later.fetch(2 * g);
-    sum_pairs<kBlock>(pairs, lines, Starts<kCount>(values, width));
+    sum_pairs<kBlock>(pairs, lines, Starts<kCount>(values, row_step));
 #pragma GCC unroll 8
     for (int m = 0; m < kCount; m++)
       for (int h = 0; h < kHalves; h++) sums[m][h] = _mm256_madd_epi16(pairs[m][h], pairs_of(h, first, first));
     part.later.fetch(2 * g + 1);
-    sum_pairs<kBlock>(pairs, lines + kBytes, Starts<kCount>(values + kBlock, width));
+    sum_pairs<kBlock>(pairs, lines + kBytes, Starts<kCount>(values + kBlock, row_step));
     const bool stored = w.offsets == Offsets::zero_points;
     const __m128i zero = stored ? columns(points) : _mm_set1_epi8(8), next = stored ? columns(points + kColumns) : zero;
     for (int h = 0; h < kHalves; h++) zeros[h] = _mm256_mullo_epi16(pairs_of(h, zero, next), pairs_of(h, first, second));

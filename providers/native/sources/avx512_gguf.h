@@ -122,7 +122,7 @@ void multiply_k_minima(const Part& part) {
       part.later.fetch(2 * s + j);
       const uint8_t* values = units + j * unit;
       Int sums[kCount];
-      dots<32>(sums, Starts<kCount>(part.values + s * 64 + j * 32, part.width), [](int) { return _mm512_setzero_si512(); },
+      dots<32>(sums, Starts<kCount>(part.values + s * 64 + j * 32, part.step), [](int) { return _mm512_setzero_si512(); },
                [&](auto k) __attribute__((always_inline)) { return four_inputs<kBits, decltype(k)::value>(values); });
       for (int m = 0; m < kCount; m++) {
         const Int scaled = _mm512_mullo_epi32(sums[m], scales[j]);
@@ -164,7 +164,7 @@ void multiply_k_sixteen(const Part& part) {
       part.later.fetch(4 * s + j);
       const uint8_t* values = units + j / 2 * unit;
       Int sums[kCount];
-      dots<16>(sums, Starts<kCount>(part.values + s * 64 + j * 16, part.width), [](int) { return _mm512_setzero_si512(); },
+      dots<16>(sums, Starts<kCount>(part.values + s * 64 + j * 16, part.step), [](int) { return _mm512_setzero_si512(); },
                [&](auto k) __attribute__((always_inline)) { return four_inputs<kBits, first + decltype(k)::value>(values); });
       for (int m = 0; m < kCount; m++) totals[m] = _mm512_add_epi32(totals[m], _mm512_mullo_epi32(sums[m], scales[j]));
     });
@@ -200,7 +200,7 @@ void multiply_single(const Part& part) {
     for (; b < end; b++, tile += stretch) {
       part.later.fetch(b);
       Int sums[kCount];
-      dots<32>(sums, Starts<kCount>(part.values + b * 32, part.width),
+      dots<32>(sums, Starts<kCount>(part.values + b * 32, part.step),
                [&](int m) { return _mm512_set1_epi32(-zero * part.sums[m * part.blocks + b]); },
                [&](auto k) __attribute__((always_inline)) {
                  constexpr int first = decltype(k)::value;
@@ -316,7 +316,7 @@ void multiply_codes(const Part& part) {
       const uint8_t* lines = stretch + b % blocks * unit;
       factors = stretch + factors_at;
       Int sums[kCount];
-      dots<32>(sums, Starts<kCount>(part.values + b * 32, part.width),
+      dots<32>(sums, Starts<kCount>(part.values + b * 32, part.step),
                [&](int m) { return _mm512_set1_epi32(-kSigned * part.sums[m * part.blocks + b]); },
                [&](auto k) __attribute__((always_inline)) {
                  return values.template four<decltype(k)::value>(lines);

@@ -13,7 +13,7 @@ struct ByteProducts : Isa {
 
   template <int kBits, int kCount, int kSums>
   static inline void accumulate(Int (&sums)[kCount][kSums], const uint8_t* lines, const int8_t* values,
-                                int64_t width) {
+                                int64_t row_step) {
     constexpr int kStep = kBits == 4 ? 8 : 4;  // inputs of a line
 #pragma GCC unroll 4
     for (int k = 0; k < 16; k += kStep, lines += kLine) {
@@ -21,7 +21,7 @@ struct ByteProducts : Isa {
       const int s = k / 4 % kSums, t = (k / 4 + 1) % kSums;
 #pragma GCC unroll 16
       for (int m = 0; m < kCount; m++) {
-        const int8_t* x = values + m * width + k;
+        const int8_t* x = values + m * row_step + k;
         sums[m][s] = Isa::dot(sums[m][s], first, x);
         if constexpr (kBits == 4) sums[m][t] = Isa::dot(sums[m][t], second, x + 4);
       }

@@ -73,7 +73,7 @@ void multiply_stored(const Part& part) {
         Pairing<Isa>::turn(sums);
         for (int64_t k = (i - b) * w.block; k < (i - b + 1) * w.block; k += 16)
           Isa::template accumulate<8, kCount, kSums>(sums, bytes + k * kColumns + 4 * l * Isa::kLanes,
-                                                     part.values + first + k, part.width);
+                                                     part.values + first + k, part.step);
         Pairing<Isa>::turn(sums);
         for (int m = 0; m < kCount; m++) {
           for (int t = 1; t < kSums; t++) sums[m][0] = Isa::add(sums[m][0], sums[m][t]);

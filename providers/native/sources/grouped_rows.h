@@ -14,7 +14,7 @@ void multiply_pairs(const Part& part) {
   using Int = typename Isa::Int;
   using Float = typename Isa::Float;
   const Weights& w = *part.weights;
-  const int64_t groups = part.shares, width = part.width;
+  const int64_t groups = part.shares, row_step = part.step;
   Float result[kCount];
   for (int m = 0; m < kCount; m++) result[m] = load_columns<Isa>(part.bias, part.columns);
   const uint8_t *lines = part.tile, *points = part.tile + w.points(), *multiples = part.tile + w.multiples();
@@ -42,9 +42,9 @@ void multiply_pairs(const Part& part) {
         const Int line = Isa::line(lines);
         const Int low = Isa::multiply_words(Isa::low(line), multiple), high = Isa::multiply_words(Isa::high(line), multiple);
 #pragma GCC unroll 8
-        for (int m = 0; m < kCount; m++) sums[m] = Isa::dot(sums[m], low, values + m * width);
+        for (int m = 0; m < kCount; m++) sums[m] = Isa::dot(sums[m], low, values + m * row_step);
 #pragma GCC unroll 8
-        for (int m = 0; m < kCount; m++) sums[m] = Isa::dot(sums[m], high, values + m * width + 4);
+        for (int m = 0; m < kCount; m++) sums[m] = Isa::dot(sums[m], high, values + m * row_step + 4);
       }
     }
     const Float scale = Isa::load(scales + g * kColumns);

@@ -9,7 +9,7 @@ struct I8mm : Dotprod {
   // While products are summed, the registers of rows m and m + 1 hold both rows' outputs 0 and 1, and 2 and 3.
   template <int kBits, int kCount, int kSums>
   static inline void accumulate(Int (&sums)[kCount][kSums], const uint8_t* lines, const int8_t* values,
-                                int64_t width) {
+                                int64_t row_step) {
     constexpr int kStep = kBits == 4 ? 1 : 2;  // lines of 8 inputs
 #pragma GCC unroll 2
     for (int k = 0; k < 16; k += 8, lines += kStep * kLine) {
@@ -22,13 +22,13 @@ struct I8mm : Dotprod {
       const int s = k / 8 % kSums;
 #pragma GCC unroll 8
       for (int m = 0; m + 1 < kCount; m += 2) {
-        const int8_t* x = values + m * width + k;
-        const int8x16_t rows = vcombine_s8(vld1_s8(x), vld1_s8(x + width));
+        const int8_t* x = values + m * row_step + k;
+        const int8x16_t rows = vcombine_s8(vld1_s8(x), vld1_s8(x + row_step));
         sums[m][s] = vmmlaq_s32(sums[m][s], rows, left);
         sums[m + 1][s] = vmmlaq_s32(sums[m + 1][s], rows, right);
       }
       if constexpr (kCount % 2 == 1) {
-        const int8_t* x = values + (kCount - 1) * width + k;
+        const int8_t* x = values + (kCount - 1) * row_step + k;
         sums[kCount - 1][s] = vdotq_s32(sums[kCount - 1][s], vreinterpretq_s8_s32(low), four(x));
         sums[kCount - 1][s] = vdotq_s32(sums[kCount - 1][s], vreinterpretq_s8_s32(high), four(x + 4));
       }

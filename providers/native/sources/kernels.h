@@ -14,11 +14,11 @@ namespace carryall {
 constexpr int64_t kRowGroup = 16;
 
 struct Rows {
-  int8_t* values = nullptr;   // [rows, width]
+  int8_t* values = nullptr;   // [rows, width], of which each begins `step` bytes after the one before
   float* scales = nullptr;    // [rows, shares]
   int32_t* sums = nullptr;    // [rows, blocks]
   int32_t* starts = nullptr;  // [rows, shares]: -128 times the sum, at which products with raised weights begin
-  int64_t width = 0, blocks = 0, shares = 0;
+  int64_t width = 0, step = 0, blocks = 0, shares = 0;
   int64_t share = 1;          // blocks with one scale
 
   // For `count` rows of the inputs of weights: the bytes of memory that they take, and the rows in such memory.
@@ -45,6 +45,7 @@ struct Kernels {
   void (*split)(const Weights& weights, const float* x, Rows rows, int64_t row) = nullptr;
   void (*multiply_split)(const Weights& weights, const Rows& rows, const float* bias, int64_t first_row, int64_t last_row,
                          int64_t first_tile, int64_t last_tile, Outputs y) = nullptr;
+  int64_t row_bytes = 384 << 10;  // of the quantized rows of a task, which stay in the second-level cache
 
   // Whether products with these weights read rows that were rounded or split before.
   CARRYALL_INLINE bool prepares(const Weights& weights) const {

@@ -11,7 +11,6 @@
 namespace carryall {
 namespace {
 
-constexpr int64_t kRowBytes = 384 << 10;   // quantized rows of a task, which stay in the second-level cache
 constexpr int64_t kTaskWork = 64 << 10;    // smallest number of products of a task; starting one takes about 1 us
 constexpr int64_t kMostTasks = 128;        // of one kind
 constexpr int64_t kMostRows = 256;         // of a task: rows and outputs that one task reads and writes stay near
@@ -25,8 +24,8 @@ int64_t Rows::bytes(const Weights& weights, int64_t count) {
     return parts(count, kRowGroup) * kRowGroup * place(weights, count, nullptr).width * 2 * weights.row_parts() + kLine;
   if (weights.floats()) return kLine;
   const Rows sizes = place(weights, count, nullptr);
-  const int64_t rows = count + kRowGroup, values = parts(rows * sizes.width, kLine) * kLine;
-  return values + rows * (2 * sizes.shares + sizes.blocks) * 4 + kLine;
+  const int64_t rows = count + kRowGroup;
+  return rows * sizes.step + rows * (2 * sizes.shares + sizes.blocks) * 4 + kLine;
 }
 
 Rows Rows::place(const Weights& weights, int64_t count, void* memory) {
@@ -34,16 +33,17 @@ Rows Rows::place(const Weights& weights, int64_t count, void* memory) {
   const int64_t rows = count + kRowGroup;
   Rows placed;
   placed.width = weights.width();
+  // An odd number of lines: rows a power of 2 apart would share a few sets of the caches, and push each other out.
+  placed.step = (parts(placed.width, kLine) | 1) * kLine;
   placed.blocks = weights.blocks();
   placed.share = weights.share() / weights.block;
   placed.shares = parts(placed.blocks, placed.share);
   if (weights.splits()) placed.width = parts(weights.inputs, kSplitStep) * kSplitStep;
   if (memory == nullptr || (weights.floats() && !weights.splits())) return placed;
   const auto start = (reinterpret_cast<uintptr_t>(memory) + kLine - 1) / kLine * kLine;
-  const auto values = static_cast<uintptr_t>(parts(rows * placed.width, kLine) * kLine);
   placed.values = reinterpret_cast<int8_t*>(start);
   if (weights.splits()) return placed;
-  placed.scales = reinterpret_cast<float*>(start + values);
+  placed.scales = reinterpret_cast<float*>(start + static_cast<uintptr_t>(rows * placed.step));
   placed.sums = reinterpret_cast<int32_t*>(placed.scales + rows * placed.shares);
   placed.starts = placed.sums + rows * placed.blocks;
   // Arithmetic on whatever the memory held may be very slow (denormal numbers).
@@ -64,7 +64,8 @@ void Job::plan_quantize() { row_step = larger(parts(count, kMostTasks), parts(kT
 void Job::plan_multiply() { plan_multiply(kTaskWork); }
 
 void Job::plan_multiply(int64_t task_work) {
-  const int64_t pieces = larger(parts(count, kMostRows), parts(count * rows.width, kRowBytes));
+  const int64_t row_bytes = rows.width * (weights->splits() ? 4 : 1);
+  const int64_t pieces = larger(parts(count, kMostRows), parts(count * row_bytes, kernels->row_bytes));
   row_step = parts(parts(count, pieces), kRowGroup) * kRowGroup;
   const int64_t tile_work = smaller(row_step, count) * kColumns * rows.width, tiles = weights->tiles();
   const int64_t most = larger(1, kMostTasks / pieces), enough = pieces * tiles / kEnoughTasks;

@@ -38,7 +38,7 @@ struct Dotprod {
 
   template <int kBits, int kCount, int kSums>
   static inline void accumulate(Int (&sums)[kCount][kSums], const uint8_t* lines, const int8_t* values,
-                                int64_t width) {
+                                int64_t row_step) {
     constexpr int kStep = kBits == 4 ? 8 : 4;  // inputs of a line
 #pragma GCC unroll 4
     for (int k = 0; k < 16; k += kStep, lines += kLine) {
@@ -48,7 +48,7 @@ struct Dotprod {
       const int8x16_t low = vreinterpretq_s8_u8(first), high = vreinterpretq_s8_u8(vshrq_n_u8(line, 4));
 #pragma GCC unroll 16
       for (int m = 0; m < kCount; m++) {
-        const int8_t* x = values + m * width + k;
+        const int8_t* x = values + m * row_step + k;
         sums[m][s] = vdotq_s32(sums[m][s], low, four(x));
         if constexpr (kBits == 4) sums[m][t] = vdotq_s32(sums[m][t], high, four(x + 4));
       }

@@ -72,12 +72,12 @@ struct Portable {
   }
 
   template <int kBits, int kCount, int kSums>
-  static void accumulate(Int (&sums)[kCount][kSums], const uint8_t* lines, const int8_t* values, int64_t width) {
+  static void accumulate(Int (&sums)[kCount][kSums], const uint8_t* lines, const int8_t* values, int64_t row_step) {
     constexpr int kStep = kBits == 4 ? 8 : 4;  // inputs of a line
     for (int k = 0; k < 16; k += kStep, lines += kLine)
       for (int m = 0; m < kCount; m++)
         for (int i = 0; i < 4; i++) {
-          const int8_t* x = values + m * width + k + i;
+          const int8_t* x = values + m * row_step + k + i;
           for (int c = 0; c < kLanes; c++) {
             const int32_t w = lines[4 * c + i];
             sums[m][0].lanes[c] += kBits == 4 ? (w & 15) * x[0] + (w >> 4) * x[4] : w * x[0];

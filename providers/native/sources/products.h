@@ -13,7 +13,7 @@ namespace carryall {
 namespace {
 
 void quantize(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t row) {
-  int8_t* values = rows.values + row * rows.width;
+  int8_t* values = rows.values + row * rows.step;
   int32_t* sums = rows.sums + row * rows.blocks;
   for (int64_t s = 0; s < rows.shares; s++) {
     const int64_t first = s * rows.share, end = first + rows.share < rows.blocks ? first + rows.share : rows.blocks;
@@ -81,7 +81,7 @@ struct Part {
   const int8_t* values;   // of the first row
   const float* scales;
   const int32_t* sums;
-  int64_t width, blocks, shares, share;
+  int64_t step, blocks, shares, share;
   Later later;            // in steps of a block
   const float* bias;      // of the tile, or nullptr
   Outputs y;              // from the first row and the tile's first column on
@@ -92,9 +92,9 @@ struct Part {
 template <int kCount>
 struct Starts {
   const int8_t* of[kCount];
-  CARRYALL_INLINE Starts(const int8_t* values, int64_t width) {
+  CARRYALL_INLINE Starts(const int8_t* values, int64_t step) {
     for (int m = 0; m < kCount; m++) {
-      of[m] = values + m * width;
+      of[m] = values + m * step;
       asm("" : "+r"(of[m]));
     }
   }
@@ -162,7 +162,7 @@ void multiply_part(const Part& part) {
         Pairing<Isa>::turn(sums);
         const int8_t* values = part.values + b * w.block;
         for (int64_t unit = 0; unit < value_bytes; unit += kUnit, values += 16)
-          Isa::template accumulate<kBits, kCount, kSums>(sums, block + unit + 4 * lane, values, part.width);
+          Isa::template accumulate<kBits, kCount, kSums>(sums, block + unit + 4 * lane, values, part.step);
         Pairing<Isa>::turn(sums);
         const float* scales = reinterpret_cast<const float*>(block + value_bytes) + lane;
         const Float scale = grouped ? Isa::converted(Isa::widened(multiples + b * kColumns)) : Isa::load(scales);
@@ -209,8 +209,8 @@ void multiply(const Weights& w, const Rows& rows, const float* bias, int64_t fir
     for (int64_t group = 0; group < groups; group++) {
       // Groups of nearly equal size: 9 rows are 5 and 4, not 8 and 1.
       const int64_t row = first_row + count * group / groups, end = first_row + count * (group + 1) / groups;
-      const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.width,
-                      rows.scales + row * rows.shares, rows.sums + row * rows.blocks, rows.width, rows.blocks,
+      const Part part{&w, w.data + tile * w.tile_bytes(), rows.values + row * rows.step,
+                      rows.scales + row * rows.shares, rows.sums + row * rows.blocks, rows.step, rows.blocks,
                       rows.shares, rows.share, Later(w, tile, rows.blocks, count >= kHiddenRows, 1, group, groups),
                       bias == nullptr ? nullptr : bias + column, {y.at(row, column), y.step},
                       left < kColumns ? left : kColumns};

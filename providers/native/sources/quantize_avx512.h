@@ -67,7 +67,7 @@ void quantize_four(const float* x, Rows rows, int64_t row, int64_t first) {
   for (int s = 0; s < 4; s++) {
     const __mmask64 kept = (how.zero >> s & 1) != 0 ? 0 : ~__mmask64{0};
     const __m512i bytes = _mm512_maskz_mov_epi8(kept, rounded_bytes(x + kInputs * s, _mm512_set1_ps(inverses[s])));
-    _mm512_storeu_si512(rows.values + row * rows.width + kInputs * (first + s), bytes);
+    _mm512_storeu_si512(rows.values + row * rows.step + kInputs * (first + s), bytes);
     found[s] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
   }
   const __m512i sums = side_by_side(found, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
@@ -90,7 +90,7 @@ void quantize_four(const float* x, Rows rows, int64_t row, int64_t first) {
 // Rounds whole blocks of 16 kVectors inputs from a scale on; kVectors known, so that loops are unrolled.
 template <int kVectors>
 void quantize_blocks(const float* x, Rows rows, int64_t row, int64_t first_scale) {
-  int8_t* values = rows.values + row * rows.width;
+  int8_t* values = rows.values + row * rows.step;
   int32_t* sums = rows.sums + row * rows.blocks;
   const __m512 shift = _mm512_set1_ps(kShift);
   for (int64_t s = first_scale; s < rows.shares; s++) {

@@ -103,7 +103,7 @@ void multiply_group_rows(const Panel& p, int64_t row) {
   constexpr int kBlocks = kSharedScale / kBlock, kOfMinima = 1 + kBlocks, kLines = kOfMinima * (kMinima ? 2 : 1);
   const Rows& rows = *p.rows;
   const Beginnings<kMinima, kCount> beginnings(p, row);
-  const Starts<kCount> values(rows.values + row * rows.width, rows.width);
+  const Starts<kCount> values(rows.values + row * rows.step, rows.step);
   const float* row_scales = rows.scales + row * rows.shares;
   Float results[kTiles][kCount];
   begin_rows(results, p, row);
@@ -151,7 +151,7 @@ void multiply_single_rows(const Panel& p, int64_t row) {
   constexpr int kLines = kMinima ? 2 : 1;
   const Rows& rows = *p.rows;
   const Beginnings<kMinima, kCount> beginnings(p, row);
-  const Starts<kCount> values(rows.values + row * rows.width, rows.width);
+  const Starts<kCount> values(rows.values + row * rows.step, rows.step);
   const float* row_scales = rows.scales + row * rows.shares;
   Float results[kTiles][kCount];
   begin_rows(results, p, row);

@@ -44,7 +44,7 @@ void multiply_unpacked(const Units& units, int64_t row, const Later (&later)[kTi
   using Float = typename Isa::Float;
   const Rows& rows = *units.rows;
   const int64_t width = rows.width, start = units.first * units.unit;
-  const int8_t* values = rows.values + row * width + start;
+  const int8_t* values = rows.values + row * rows.step + start;
   const float* row_scales = rows.scales + row * rows.shares;
   const int32_t* starts = rows.starts + row * rows.shares;
   Float result[kTiles][kCount];
@@ -77,7 +77,7 @@ void multiply_unpacked(const Units& units, int64_t row, const Later (&later)[kTi
 #pragma GCC unroll 8
         for (int m = 0; m < kCount; m++)
 #pragma GCC unroll 8
-          for (int t = 0; t < kTiles; t++) sums[t][m] = Isa::dot(sums[t][m], line[t], values + m * width + i);
+          for (int t = 0; t < kTiles; t++) sums[t][m] = Isa::dot(sums[t][m], line[t], values + m * rows.step + i);
       }
     }
 #pragma GCC unroll 8

@@ -20,7 +20,7 @@ SHAPES = st.fixed_dictionaries(
         "outputs": st.integers(1, 70),
         "inputs": st.one_of(
             st.integers(1, 150).map(lambda half: 2 * half), st.sampled_from([64, 192, 256, 1600, 8800])
-        ),  # AMX unpacks 1,536 or 8,192 inputs at a time
+        ),  # AMX unpacks 1,536 or 2,048 inputs at a time
         "bits": st.sampled_from([4, 8]),
         "block": st.sampled_from([16, 32, 64, 128, 256]),
         "offsets": st.integers(0, 2),
@@ -81,6 +81,28 @@ def test_tiles_that_are_unpacked_in_several_parts(library: Path, rows: int, inpu
         for isa in isas(library):
             for steps in ((100, 1), (100, 3), (30, 2)):
                 np.testing.assert_array_equal(linear(library, isa, x, weight, steps=steps), expected, isa)
+
+
+@pytest.mark.parametrize("outputs", [155, 160])
+@pytest.mark.parametrize("inputs", [2048, 4672])
+def test_more_rows_and_tiles_than_a_part_has(library: Path, inputs: int, outputs: int) -> None:
+    """AMX keeps sums of 256 rows and 8 tiles from one part of the inputs to the next.
+
+    It writes whole lines of results past the caches, so of 160 outputs that begin at a line, not of 155.
+    """
+    rng = np.random.default_rng(inputs)
+    x = rng.standard_normal((275, inputs)).astype(np.float32)
+    bias = rng.standard_normal(outputs).astype(np.float32)
+    for weight in (
+        grouped_weight(rng, outputs, inputs, 32, 64, 1),
+        random_weight(rng, outputs, inputs, 4, 16, 2),
+    ):
+        expected = linear(library, "portable", x, weight, bias)
+        np.testing.assert_allclose(expected, quantized_linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+        for isa in isas(library):
+            for shift in (0, 16):
+                found = linear(library, isa, x, weight, bias, steps=(300, 10), shift=shift)
+                np.testing.assert_array_equal(found, expected, isa)
 
 
 def test_the_largest_integer_sums_do_not_overflow(library: Path) -> None:
