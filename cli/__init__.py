@@ -13,5 +13,5 @@ def main() -> None:
     try:
         carryall.main(prog_name="carryall")
     except SystemExit as end:
-        leave_objects(end.code if isinstance(end.code, int) else 0)
+        leave_objects(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
