@@ -23,9 +23,8 @@ from .whole_rows import WholeRow
 NO_TOKEN = -1
 
 _MAX_SORTED = 512  # candidates; with more, sampling without sorting is cheaper
-_NUCLEUS = (
-    64  # number of top candidates that usually hold the nucleus of top-p, or the token without a filter
-)
+# Number of most likely tokens that usually hold the nucleus of top-p, or the drawn token where all are kept.
+_NUCLEUS = 64
 _AROUND = np.array([[1 - ROUNDING], [1 + ROUNDING]])
 _NO_LOGITS: Row = np.empty(0, np.float32)
 _NO_FILTER = Filters()
@@ -154,7 +153,7 @@ class RandomSampler:
                 others.append(draw)
         if sorted_draws:
             shortlist = shortlist_top([draw.logits for draw in sorted_draws], np.array(counts))
-            enough = _decide(sorted_draws, shortlist)
+            enough = _hold_tokens(sorted_draws, shortlist)
             others += [draw for draw, held in zip(sorted_draws, enough, strict=True) if not held]
             kept = [draw for draw, held in zip(sorted_draws, enough, strict=True) if held]
             if kept:
@@ -244,7 +243,7 @@ def _keeps_all(filters: Filters) -> bool:
     return filters._replace(temperature=1.0, top_k=0) == _NO_FILTER
 
 
-def _decide(draws: Sequence[_Draw], shortlist: Shortlist) -> list[bool]:
+def _hold_tokens(draws: Sequence[_Draw], shortlist: Shortlist) -> list[bool]:
     """Return whether the token of each row is among its candidates.
 
     A draw without a filter then becomes one from the most likely tokens alone.
