@@ -76,13 +76,18 @@ def check_reference(got: Sample, logits: Logits, state: SamplingState) -> None:
         assert got.token_id == expected or used
 
 
+ROWS: dict[str, st.SearchStrategy[Any]] = {
+    "seed": st.integers(0, 2**31),
+    "spread": st.sampled_from([0.5, 2.0, 3.0, 6.0]),
+    "ties": st.booleans(),
+    "count": st.sampled_from([1, 8, 64, 600]),
+}
+
+
 @pytest.mark.long
 @settings(deadline=None, max_examples=400)
 @given(
-    seed=st.integers(0, 2**31),
-    spread=st.sampled_from([0.5, 2.0, 3.0, 6.0]),
-    ties=st.booleans(),
-    count=st.sampled_from([1, 8, 64, 600]),
+    **ROWS,
     temperature=st.one_of(st.just(0.0), st.just(1.0), st.floats(0.05, 3.0)),
     top_k=st.one_of(st.just(0), st.integers(1, 900)),
     top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.999)),
@@ -120,10 +125,7 @@ class Even:
 @pytest.mark.long
 @settings(deadline=None, max_examples=400)
 @given(
-    seed=st.integers(0, 2**31),
-    spread=st.sampled_from([0.5, 2.0, 3.0, 6.0]),
-    ties=st.booleans(),
-    count=st.sampled_from([1, 8, 64, 600]),
+    **ROWS,
     grammar=st.booleans(),
     seen=st.lists(st.integers(0, 80), max_size=30),  # ranks of tokens of the text
     options=st.fixed_dictionaries(
