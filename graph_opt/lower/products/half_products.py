@@ -62,9 +62,8 @@ class HalfProductsPass(GraphPass):
             by_output = node.op_type != "MatMul"  # [outputs, inputs]
             inputs, outputs = shape_of(tensor)[::-1] if by_output else shape_of(tensor)
             key = value, by_output, bits, OFFSETS[kind]
-            splits = (
-                self._split and large and kind != ir.DataType.FLOAT16 and key not in tiles
-            )  # of an embedding
+            # The tiles of an embedding serve a tied head too.
+            splits = self._split and large and kind != ir.DataType.FLOAT16 and key not in tiles
             if splits and (bits == 16 or bool((np.abs(tensor.numpy()) < _LARGEST).all())):
                 key = value, by_output, bits, _ROUNDED if bits == 16 and self._rounds else _SPLIT
             if key not in tiles:
@@ -142,14 +141,8 @@ def split_tiles(
             high = _rounded(whole)
             low = [_rounded(whole - high)] if bits == 32 else []
             parts = np.stack([_upper(each) for each in (high, *low)])
-            shape = (
-                len(parts),
-                count,
-                COLUMNS,
-                steps,
-                2,
-                _SPLIT_STEP // 2,
-            )  # part, tile, output, step, half, input
+            # Part, tile, output, step, half, input.
+            shape = (len(parts), count, COLUMNS, steps, 2, _SPLIT_STEP // 2)
             lines = parts.reshape(shape).transpose(1, 3, 0, 5, 2, 4)
             yield np.ascontiguousarray(lines).view(np.uint8).reshape(count, size)
 
