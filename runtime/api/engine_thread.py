@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from ...errors import CarryallError, EngineClosedError, RequestError, RequestFailedError
 from ..engine.engine import Engine
@@ -16,8 +15,6 @@ from ..process.faults import fault_text, log_fault
 from .request_stream import RequestStream
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class EngineThread:
@@ -123,10 +120,10 @@ class EngineThread:
             if not isinstance(error, CarryallError):
                 log_fault(_log, stream.group.request_id, "queueing it", error)
                 error = RequestFailedError(fault_text("queueing the request", error))
-            self._call(stream.loop, stream.fail, error)
+            stream.fail(error)
         else:
             self._streams.update({request.request_id: stream for request in added})
-            self._call(stream.loop, RequestStream.accept, stream)
+            stream.accept()
 
     def _abort(self, stream: RequestStream | None) -> None:
         if stream is not None and self._streams.get(stream.group.request_id) is stream:
@@ -145,7 +142,7 @@ class EngineThread:
             fault = stream.group.fault
             if fault is not None:
                 self._cancel(stream)
-                self._call(stream.loop, stream.fail, fault)
+                stream.fail(fault)
             else:
                 hurries = stream.group.finished or not stream.begun
                 (urgent if hurries else patient).setdefault(stream.loop, []).append(stream)
@@ -176,14 +173,6 @@ class EngineThread:
         for request in stream.group.requests:
             del self._streams[request.request_id]
 
-    def _call(self, loop: asyncio.AbstractEventLoop, callback: Callable[[T], None], argument: T) -> bool:
-        """Run ``callback`` in an event loop; False if that is closed."""
-        try:
-            loop.call_soon_threadsafe(callback, argument)
-        except RuntimeError:
-            return False
-        return True
-
     def _end(self) -> None:
         with self._wake:
             inbox, self._inbox = self._inbox, []
@@ -193,6 +182,6 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001 -- all readers below must get an error
                 log_fault(_log, "-", "a command left over when the engine ended", error)
         for stream in set(self._streams.values()):
-            self._call(stream.loop, stream.fail, EngineClosedError(self.closed))
+            stream.fail(EngineClosedError(self.closed))
         self._streams.clear()
         self._engine.close()

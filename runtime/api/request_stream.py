@@ -33,7 +33,10 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._accepted = False
 
     def accept(self) -> None:
-        """Note that the engine queued the request. Called in the event loop."""
+        """Note that the engine queued the request. Called in the engine's thread."""
+        self._in_loop(self._await_grammar)
+
+    def _await_grammar(self) -> None:
         grammar = self.group.requests[0].awaited_grammar
         if grammar is None or grammar.done():
             self._accept_grammar(grammar)
@@ -41,8 +44,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
             grammar.add_done_callback(self._grammar_done)
 
     def _grammar_done(self, grammar: Future[Grammar]) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self._accept_grammar, grammar)
+        self._in_loop(self._accept_grammar, grammar)
 
     def _accept_grammar(self, grammar: Future[Grammar] | None) -> None:
         if grammar is None or (not grammar.cancelled() and grammar.exception() is None):
@@ -73,9 +75,16 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self._wake_reader()
 
     def fail(self, error: CarryallError) -> None:
-        """End the stream with an error. Called in the event loop."""
+        """End the stream with an error; called in any thread.
+
+        An engine that closes cancels its requests next. A reader that sees them cancelled sees the error too.
+        """
         self._error = error
-        self.tell()
+        self._in_loop(self.tell)
+
+    def _in_loop(self, callback: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(callback, *arguments)
 
     def _wake_reader(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -117,12 +126,16 @@ class RequestStream(AsyncIterator[RequestOutput]):
             self._waiting = self.loop.create_future()
             await self._waiting
         self._news = False
+        self._check()
+
+    def _check(self) -> None:
         if self._error is not None:
             self._ended = True
             raise self._error
 
     def _read(self) -> list[Delta]:
         deltas = self.group.read()
+        self._check()  # the engine may have closed since the news
         if self.group.read_whole:
             if not self.group.finished:
                 self.cancel()  # making the text failed, so generation can stop

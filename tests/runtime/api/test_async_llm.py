@@ -265,6 +265,20 @@ def test_shutdown_ends_readers_and_later_requests_with_an_error(tmp_path: Path) 
     run(test)
 
 
+def test_shutdown_reaches_a_reader_that_has_not_read_the_last_news(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path, max_slots=1, context_length=4000, step_seconds=0.001) as llm:
+            stream = await llm.add_request("p", ENDLESS)
+            await anext(stream)
+            count = llm.stats().generated_tokens
+            await until(lambda: llm.stats().generated_tokens > count + 50)  # told, and not read
+            llm.shutdown()
+            with pytest.raises(EngineClosedError, match="was shut down"):
+                await anext(stream)
+
+    run(test)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_crash_of_the_engine_s_thread_reaches_every_reader(tmp_path: Path) -> None:
     model = toy_model(tmp_path)
