@@ -145,7 +145,10 @@ void multiply_k_sixteen(const Part& part) {
   store<kCount>(results, part);
 }
 
-// Blocks of 32 with 4 or 5 bits and a float16 scale: Q4_0, Q4_1, Q5_0, Q5_1.
+// The sum of a block times its scale. From zero, as sums of several blocks begin.
+CARRYALL_INLINE Float scaled_block(Int sum, Float scale) { return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, _mm256_setzero_ps()); }
+
+// Blocks of 32 with 4 or 5 bits and a float16 scale, and a scale of the row: Q4_0, Q4_1, Q5_0, Q5_1.
 template <int kBits, int kCount>
 void multiply_single(const Part& part) {
   const Weights& w = *part.weights;
@@ -155,29 +158,22 @@ void multiply_single(const Part& part) {
   const Int ones[1][kHalves] = {{_mm256_set1_epi16(1), _mm256_set1_epi16(1)}};
   Results<kCount> results;
   begin<kCount>(results, part);
-  for (int64_t s = 0, b = 0; s < part.shares; s++) {
-    const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
-    Float scaled[kCount][kHalves] = {};
-    for (; b < end; b++, tile += stretch) {
-      part.later.fetch(b);
-      Int sums[kCount][kHalves] = {};
-      add_unit<kBits, kCount, 1>(sums, tile, Starts<kCount>(part.values + b * 32, part.step), ones);
-      const uint8_t* halves = tile + factors_at;
+  for (int64_t b = 0; b < part.blocks; b++, tile += stretch) {
+    part.later.fetch(b);
+    Int sums[kCount][kHalves] = {};
+    add_unit<kBits, kCount, 1>(sums, tile, Starts<kCount>(part.values + b * 32, part.step), ones);
+    const uint8_t* halves = tile + factors_at;
 #pragma GCC unroll 8
-      for (int m = 0; m < kCount; m++) {
-        const int32_t total = part.sums[m * part.blocks + b];
-        const Int zero = _mm256_set1_epi32(minima ? 0 : total * (1 << (kBits - 1)));
-        for (int h = 0; h < kHalves; h++) {
-          const Float sum = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums[m][h], zero));
-          scaled[m][h] = _mm256_fmadd_ps(sum, floats_of(halves, h), scaled[m][h]);
-          if (minima)
-            scaled[m][h] = _mm256_fmadd_ps(floats_of(halves + 2 * kColumns, h), _mm256_set1_ps(static_cast<float>(total)), scaled[m][h]);
-        }
-      }
-    }
     for (int m = 0; m < kCount; m++) {
-      const Float row = _mm256_set1_ps(part.scales[m * part.shares + s]);
-      for (int h = 0; h < kHalves; h++) results[m][h] = _mm256_fmadd_ps(scaled[m][h], row, results[m][h]);
+      const int32_t total = part.sums[m * part.blocks + b];
+      const Int zero = _mm256_set1_epi32(minima ? 0 : total * (1 << (kBits - 1)));
+      const Float row = _mm256_set1_ps(part.scales[m * part.blocks + b]);
+      for (int h = 0; h < kHalves; h++) {
+        Float scaled = scaled_block(_mm256_sub_epi32(sums[m][h], zero), floats_of(halves, h));
+        if (minima)
+          scaled = _mm256_fmadd_ps(floats_of(halves + 2 * kColumns, h), _mm256_set1_ps(static_cast<float>(total)), scaled);
+        results[m][h] = _mm256_fmadd_ps(scaled, row, results[m][h]);
+      }
     }
   }
   store<kCount>(results, part);
@@ -215,9 +211,7 @@ void multiply_bytes(const Part& part) {
     for (int m = 0; m < kCount; m++) {
       const Float row = _mm256_set1_ps(part.scales[m * part.shares + b]);
       for (int h = 0; h < kHalves; h++) {
-        // From zero, as sums of several blocks begin.
-        const Float sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][h]), floats_of(tile + factors_at, h), _mm256_setzero_ps());
-        results[m][h] = _mm256_fmadd_ps(sum, row, results[m][h]);
+        results[m][h] = _mm256_fmadd_ps(scaled_block(sums[m][h], floats_of(tile + factors_at, h)), row, results[m][h]);
       }
     }
   }
@@ -297,21 +291,21 @@ class Grid {
   }
 };
 
-// Blocks of 32 of values from a table, each with a scale, or with integer scales. Products as of Q8_0.
-template <class Values, int kCount>
+// Blocks of 32 of values from a table: each with a scale and a scale of the row, or, kGroups, two with integer scales. Products as of
+// Q8_0.
+template <class Values, bool kGroups, int kCount>
 void multiply_codes(const Part& part) {
+  constexpr int64_t kBlocks = kGroups ? kSharedScale / kUnit : 1;
   const Weights& w = *part.weights;
-  const int64_t unit = w.unit_bytes(), blocks = w.stretch() / w.block, factors_at = w.factors();
+  const int64_t unit = w.unit_bytes(), blocks = kGroups ? w.stretch() / w.block : 1, factors_at = w.factors();
   const uint8_t* tile = part.tile;
   const Values values(w);
   Results<kCount> results;
   begin<kCount>(results, part);
-  for (int64_t s = 0, b = 0; s < part.shares; s++) {
-    const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
-    Float scaled[kCount][kHalves] = {};
+  for (int64_t s = 0; s < part.shares; s++) {
     Int totals[kCount][kHalves] = {};
     const uint8_t* factors = nullptr;
-    for (; b < end; b++) {
+    for (int64_t b = s * kBlocks; b < (s + 1) * kBlocks; b++) {
       part.later.fetch(b);
       const uint8_t* stretch = tile + b / blocks * w.stretch_bytes();
       const uint8_t* lines = stretch + b % blocks * unit;
@@ -335,19 +329,15 @@ void multiply_codes(const Part& part) {
         }
       }
       for (int h = 0; h < kHalves; h++) {
-        if (w.group == 0) {
-          const Float scale = scales_of(w, factors, h);
-          for (int m = 0; m < kCount; m++) scaled[m][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[m][h]), scale, scaled[m][h]);
-        } else {
-          const Int scale = values.integers(lines, factors, b % blocks, h);
-          for (int m = 0; m < kCount; m++) add(totals[m][h], _mm256_mullo_epi32(sums[m][h], scale));
-        }
+        const Int scale = kGroups ? values.integers(lines, factors, b % blocks, h) : Int();
+        for (int m = 0; m < kCount; m++) add(totals[m][h], kGroups ? _mm256_mullo_epi32(sums[m][h], scale) : sums[m][h]);
       }
     }
     for (int m = 0; m < kCount; m++) {
       const Float row = _mm256_set1_ps(part.scales[m * part.shares + s]);
       for (int h = 0; h < kHalves; h++) {
-        const Float sum = w.group == 0 ? scaled[m][h] : _mm256_mul_ps(_mm256_cvtepi32_ps(totals[m][h]), scales_of(w, factors, h));
+        const Float scale = scales_of(w, factors, h);
+        const Float sum = kGroups ? _mm256_mul_ps(_mm256_cvtepi32_ps(totals[m][h]), scale) : scaled_block(totals[m][h], scale);
         results[m][h] = _mm256_fmadd_ps(sum, row, results[m][h]);
       }
     }
@@ -362,11 +352,11 @@ struct StoredAvx2 {
   static void run(const Part& part) {
     const Weights& w = *part.weights;
     if constexpr (kBits == 4) {
-      if (w.coded()) multiply_codes<Codes, kCount>(part);
+      if (w.coded()) (w.group > 0 ? multiply_codes<Codes, true, kCount> : multiply_codes<Codes, false, kCount>)(part);
       else if (w.group > 0) multiply_k_minima<4, kCount>(part);
       else multiply_single<4, kCount>(part);
     } else if (w.grids()) {
-      (w.offsets == Offsets::long_grid ? multiply_codes<Grid<true>, kCount> : multiply_codes<Grid<false>, kCount>)(part);
+      (w.offsets == Offsets::long_grid ? multiply_codes<Grid<true>, true, kCount> : multiply_codes<Grid<false>, true, kCount>)(part);
     } else if (w.bits == 8) {
       multiply_bytes<kCount>(part);
     } else if (w.bits == 6) {

@@ -183,7 +183,10 @@ void multiply_k_sixteen(const Part& part) {
   store(results, part);
 }
 
-// Blocks of 32 with a float16 scale: Q4_0, Q4_1, Q5_0, Q5_1, and Q8_0, whose blocks have a scale of the row each.
+// The sum of a block times its scale. From zero, as sums of several blocks begin.
+CARRYALL_INLINE Float scaled_block(Int sum, Float scale) { return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, _mm512_setzero_ps()); }
+
+// Blocks of 32 with a float16 scale, and a scale of the row: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 template <int kBits, int kCount>
 void multiply_single(const Part& part) {
   const Weights& w = *part.weights;
@@ -193,32 +196,26 @@ void multiply_single(const Part& part) {
   const uint8_t* tile = part.tile;
   Float results[kCount];
   begin(results, part);
-  for (int64_t s = 0, b = 0; s < part.shares; s++) {
-    const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
-    Float scaled[kCount];
-    for (int m = 0; m < kCount; m++) scaled[m] = _mm512_setzero_ps();
-    for (; b < end; b++, tile += stretch) {
-      part.later.fetch(b);
-      Int sums[kCount];
-      dots<32>(sums, Starts<kCount>(part.values + b * 32, part.step),
-               [&](int m) { return _mm512_set1_epi32(-zero * part.sums[m * part.blocks + b]); },
-               [&](auto k) __attribute__((always_inline)) {
-                 constexpr int first = decltype(k)::value;
-                 if constexpr (kBits < 8) return four_inputs<kBits, first>(tile);
-                 else return _mm512_xor_si512(_mm512_loadu_si512(tile + first / 4 * kLine), _mm512_set1_epi8(-kSigned));
-               });
-      const uint8_t* halves = tile + factors_at;
-      const Float scale = floats_of(halves);
-      for (int m = 0; m < kCount; m++) {
-        scaled[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), scale, scaled[m]);
-        if (minima) {
-          const Float total = _mm512_set1_ps(static_cast<float>(part.sums[m * part.blocks + b]));
-          scaled[m] = _mm512_fmadd_ps(floats_of(halves + 2 * kColumns), total, scaled[m]);
-        }
+  for (int64_t b = 0; b < part.blocks; b++, tile += stretch) {
+    part.later.fetch(b);
+    Int sums[kCount];
+    dots<32>(sums, Starts<kCount>(part.values + b * 32, part.step),
+             [&](int m) { return _mm512_set1_epi32(-zero * part.sums[m * part.blocks + b]); },
+             [&](auto k) __attribute__((always_inline)) {
+               constexpr int first = decltype(k)::value;
+               if constexpr (kBits < 8) return four_inputs<kBits, first>(tile);
+               else return _mm512_xor_si512(_mm512_loadu_si512(tile + first / 4 * kLine), _mm512_set1_epi8(-kSigned));
+             });
+    const uint8_t* halves = tile + factors_at;
+    const Float scale = floats_of(halves);
+    for (int m = 0; m < kCount; m++) {
+      Float scaled = scaled_block(sums[m], scale);
+      if (minima) {
+        const Float total = _mm512_set1_ps(static_cast<float>(part.sums[m * part.blocks + b]));
+        scaled = _mm512_fmadd_ps(floats_of(halves + 2 * kColumns), total, scaled);
       }
+      results[m] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(part.scales[m * part.blocks + b]), results[m]);
     }
-    for (int m = 0; m < kCount; m++)
-      results[m] = _mm512_fmadd_ps(scaled[m], _mm512_set1_ps(part.scales[m * part.shares + s]), results[m]);
   }
   store(results, part);
 }
@@ -293,24 +290,19 @@ class Grid {
   }
 };
 
-// Blocks of 32 of values from a table, each with a scale, or with integer scales.
-template <class Values, int kCount>
+// Blocks of 32 of values from a table: each with a scale and a scale of the row, or, kGroups, two with integer scales.
+template <class Values, bool kGroups, int kCount>
 void multiply_codes(const Part& part) {
+  constexpr int64_t kBlocks = kGroups ? kSharedScale / kUnit : 1;
   const Weights& w = *part.weights;
-  const int64_t unit = w.unit_bytes(), blocks = w.stretch() / w.block, factors_at = w.factors();
+  const int64_t unit = w.unit_bytes(), blocks = kGroups ? w.stretch() / w.block : 1, factors_at = w.factors();
   const Values values(w);
   Float results[kCount];
   begin(results, part);
-  for (int64_t s = 0, b = 0; s < part.shares; s++) {
-    const int64_t end = b + part.share < part.blocks ? b + part.share : part.blocks;
-    Float scaled[kCount];
+  for (int64_t s = 0; s < part.shares; s++) {
     Int totals[kCount];
-    for (int m = 0; m < kCount; m++) {
-      scaled[m] = _mm512_setzero_ps();
-      totals[m] = _mm512_setzero_si512();
-    }
     const uint8_t* factors = nullptr;
-    for (; b < end; b++) {
+    for (int64_t b = s * kBlocks; b < (s + 1) * kBlocks; b++) {
       part.later.fetch(b);
       const uint8_t* stretch = part.tile + b / blocks * w.stretch_bytes();
       const uint8_t* lines = stretch + b % blocks * unit;
@@ -321,16 +313,15 @@ void multiply_codes(const Part& part) {
                [&](auto k) __attribute__((always_inline)) {
                  return values.template four<decltype(k)::value>(lines);
                });
-      if (w.group == 0) {
-        const Float scale = scales_of(w, factors);
-        for (int m = 0; m < kCount; m++) scaled[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[m]), scale, scaled[m]);
-      } else {
-        const Int scale = values.integers(lines, factors, b % blocks);
-        for (int m = 0; m < kCount; m++) totals[m] = _mm512_add_epi32(totals[m], _mm512_mullo_epi32(sums[m], scale));
+      const Int scale = kGroups ? values.integers(lines, factors, b % blocks) : Int();
+      for (int m = 0; m < kCount; m++) {
+        const Int scaled = kGroups ? _mm512_mullo_epi32(sums[m], scale) : sums[m];
+        totals[m] = b == s * kBlocks ? scaled : _mm512_add_epi32(totals[m], scaled);
       }
     }
+    const Float scale = scales_of(w, factors);
     for (int m = 0; m < kCount; m++) {
-      const Float sum = w.group == 0 ? scaled[m] : _mm512_mul_ps(_mm512_cvtepi32_ps(totals[m]), scales_of(w, factors));
+      const Float sum = kGroups ? _mm512_mul_ps(_mm512_cvtepi32_ps(totals[m]), scale) : scaled_block(totals[m], scale);
       results[m] = _mm512_fmadd_ps(sum, _mm512_set1_ps(part.scales[m * part.shares + s]), results[m]);
     }
   }
@@ -346,11 +337,11 @@ struct StoredAvx512 {
   static void run(const Part& part) {
     const Weights& w = *part.weights;
     if constexpr (kBits == 4) {
-      if (w.coded()) stored::multiply_codes<stored::Codes, kCount>(part);
+      if (w.coded()) (w.group > 0 ? stored::multiply_codes<stored::Codes, true, kCount> : stored::multiply_codes<stored::Codes, false, kCount>)(part);
       else if (w.group > 0) stored::multiply_k_minima<4, kCount>(part);
       else stored::multiply_single<4, kCount>(part);
     } else if (w.grids()) {
-      (w.offsets == Offsets::long_grid ? stored::multiply_codes<stored::Grid<true>, kCount> : stored::multiply_codes<stored::Grid<false>, kCount>)(part);
+      (w.offsets == Offsets::long_grid ? stored::multiply_codes<stored::Grid<true>, true, kCount> : stored::multiply_codes<stored::Grid<false>, true, kCount>)(part);
     } else if (w.bits == 8) {
       stored::multiply_single<8, kCount>(part);
     } else if (w.bits == 6) {

@@ -3,7 +3,7 @@
 //
 // Every instruction set computes the same: integers i and j are exact, and
 //   with groups      y = fused(fused(j, minimum, i * scale), x scale, y), i the sum over blocks of block scale * products
-//   without groups   z = fused(minimum, sum of x, fused(i, scale, z)) block after block, y = fused(z, x scale, y)
+//   without groups   y = fused(fused(minimum, sum of x, fused(i, scale, 0)), x scale, y)
 // where j is the sum over blocks of -(block minimum) * sum of x, and what has no minima leaves out its part.
 #pragma once
 #include "gguf_blocks.h"

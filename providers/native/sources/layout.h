@@ -53,7 +53,7 @@ constexpr int64_t kColumns = 16;  // outputs of a tile
 constexpr int64_t kLine = 64;     // bytes
 constexpr int64_t kUnit = 32;     // inputs whose bits lie together in weights of GGUF files
 constexpr int64_t kSplitStep = 32;  // inputs whose parts lie together
-constexpr int64_t kSharedScale = 64;  // inputs of a row with a common scale, for weights of less than 8 bits without groups
+constexpr int64_t kSharedScale = 64;  // inputs of a row with a common scale, at least, where blocks of weights need none of their own
 constexpr int64_t kLargest = int64_t{1} << 24;  // of inputs and of outputs; keeps every product below in 63 bits
 
 enum class Offsets : int64_t { middle = 0, zero_points = 1, minima = 2, half_middle = 3, half_minima = 4, float16 = 5, bfloat16 = 6, half_codes = 7, exponent_codes = 8, float32 = 9, split = 10, short_grid = 11, long_grid = 12, rounded = 13 };
@@ -100,7 +100,7 @@ struct Weights {
   }
   // Inputs of a row with a common scale.
   CARRYALL_INLINE int64_t share() const {
-    const int64_t shared = halves() ? (bits == 8 ? block : kSharedScale) : group > 0 ? group : bits == 4 ? kSharedScale : 1;
+    const int64_t shared = halves() ? (group > 0 ? kSharedScale : block) : group > 0 ? group : bits == 4 ? kSharedScale : 1;
     return shared > block ? shared : block;
   }
   CARRYALL_INLINE int64_t tile_bytes() const {

@@ -145,7 +145,7 @@ void multiply_group_rows(const Panel& p, int64_t row) {
   store_rows(results, p, row);
 }
 
-// Blocks of 32 with a scale, and a minimum: all other types.
+// Blocks of 32 with a scale, and a minimum, and a scale of the row: all other types.
 template <bool kMinima, int kTiles, int kCount>
 void multiply_single_rows(const Panel& p, int64_t row) {
   constexpr int kLines = kMinima ? 2 : 1;
@@ -158,33 +158,21 @@ void multiply_single_rows(const Panel& p, int64_t row) {
   const uint8_t* lines = p.bytes[0];
   const uint8_t* factors = p.factors[0];
   const int64_t first = p.first / kUnit, last = p.last / kUnit;
-  for (int64_t b = first; b < last;) {
-    const int64_t share = b / rows.share, end = smaller((share + 1) * rows.share, last);
-    Float scaled[kTiles][kCount];
+  for (int64_t b = first; b < last; b++, lines += kUnit * kColumns, factors += kLines * kLine) {
+    p.ahead->fetch();
+    Int sums[kTiles][kCount];
+    dots_of_tiles<kUnit>(sums, lines, values, b * kUnit, [&](int m) { return beginnings.start(m, b - first); });
 #pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++)
+    for (int t = 0; t < kTiles; t++) {
+      const uint8_t* of_tile = factors + t * kFactorLines * kLine;
+      const Float scale = _mm512_load_ps(of_tile), minimum = _mm512_load_ps(of_tile + (kLines - 1) * kLine);
 #pragma GCC unroll 4
-      for (int m = 0; m < kCount; m++) scaled[t][m] = _mm512_setzero_ps();
-    for (; b < end; b++, lines += kUnit * kColumns, factors += kLines * kLine) {
-      p.ahead->fetch();
-      Int sums[kTiles][kCount];
-      dots_of_tiles<kUnit>(sums, lines, values, b * kUnit, [&](int m) { return beginnings.start(m, b - first); });
-#pragma GCC unroll 4
-      for (int t = 0; t < kTiles; t++) {
-        const uint8_t* of_tile = factors + t * kFactorLines * kLine;
-        const Float scale = _mm512_load_ps(of_tile), minimum = _mm512_load_ps(of_tile + (kLines - 1) * kLine);
-#pragma GCC unroll 4
-        for (int m = 0; m < kCount; m++) {
-          scaled[t][m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[t][m]), scale, scaled[t][m]);
-          if (kMinima) scaled[t][m] = _mm512_fmadd_ps(minimum, beginnings.total(m, b - first), scaled[t][m]);
-        }
+      for (int m = 0; m < kCount; m++) {
+        Float scaled = scaled_block(sums[t][m], scale);
+        if (kMinima) scaled = _mm512_fmadd_ps(minimum, beginnings.total(m, b - first), scaled);
+        results[t][m] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(row_scales[m * rows.shares + b]), results[t][m]);
       }
     }
-#pragma GCC unroll 4
-    for (int t = 0; t < kTiles; t++)
-#pragma GCC unroll 4
-      for (int m = 0; m < kCount; m++)
-        results[t][m] = _mm512_fmadd_ps(scaled[t][m], _mm512_set1_ps(row_scales[m * rows.shares + share]), results[t][m]);
   }
   store_rows(results, p, row);
 }
