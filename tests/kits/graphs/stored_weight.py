@@ -92,7 +92,7 @@ def stored_weight(library: Path, kind: str, outputs: int, inputs: int, seed: int
 
 
 def stored_linear(x: Floats, weight: StoredWeight, bias: Floats | None) -> npt.NDArray[np.float64]:
-    """Return x @ W + bias in float64; int8 activations have a scale for each block, in groups for 64 inputs."""
+    """Return x @ W + bias in float64; int8 activations have a scale a block, in groups one for 64 inputs."""
     share = 64 if weight.group_size else weight.block
     parts = [rounded(x[:, first : first + share]) for first in range(0, x.shape[1], share)]
     held = np.concatenate([scales[:, None] * values.astype(np.float64) for scales, values in parts], axis=1)
