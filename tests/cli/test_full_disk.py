@@ -27,7 +27,7 @@ from onnx import numpy_helper
 
 from carryall.cli import carryall
 from carryall.graph_opt.graph.saving import save_model
-from carryall.storage.writing import hide_scratch, writing
+from carryall.storage.writing import hide_scratch, save_tensors, writing
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -127,7 +127,7 @@ def test_a_full_disk_under_the_cache_is_one_line(
     monkeypatch.setenv("CARRYALL_CACHE", str(cache))
     result = run("run", tiny_package, "def f", "--max-tokens", "1", "-q")  # a slow machine shows progress
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    assert FULL in result.stderr
+    assert f"{FULL} (carryall cache prune frees some, CARRYALL_CACHE chooses another folder)" in result.stderr
     assert f"'{cache / 'lowered'}/" in result.stderr
     assert "/." not in result.stderr.replace("...", ""), "no temporary name"
     assert list((cache / "lowered").iterdir()) == []
@@ -302,6 +302,22 @@ def test_an_error_without_a_number_gets_the_disk_s_reason(disk: Path) -> None:
 def test_an_error_without_a_reason_is_of_input_and_output(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"Input/output error: '.*/weights'"), writing(tmp_path / "weights"):
         raise OSError("10 requested and 5 written")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no limit of the size of files")
+def test_tensors_that_have_no_room_get_the_reason_although_their_file_is_deleted(tmp_path: Path) -> None:
+    """The limit lets the test write of 1 MiB pass, as a disk does with more room than that."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * 2**20, hard))
+    try:
+        with pytest.raises(OSError, match=f"{os.strerror(errno.EFBIG)}: '.*/w.safetensors'") as caught:
+            save_tensors({"w": np.ones(2**20)}, tmp_path / "w.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG
     assert list(tmp_path.iterdir()) == []
 
 
