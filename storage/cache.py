@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 RECORD = "entry.json"
 _DELETED = ".deleted"
-_ADVICE = "(carryall cache prune frees some, CARRYALL_CACHE chooses another folder)"
+_ADVICE = "(carryall rm frees some, CARRYALL_CACHE chooses another folder)"
 _KEPT_NAME = 40  # characters; a longer name could not be made longer
 IN_USE_SECONDS = 3600  # an entry returned within this time may still have files to be opened
 _DEFAULT_LIMIT_GB = 32.0

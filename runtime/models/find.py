@@ -54,8 +54,12 @@ def find_model(model: str | Path) -> Path:
         raise ModelNotFoundError(f"{path} is not a model: give a folder, an .onnx or a .gguf file")
     if path.is_dir():
         return _in_folder(path)
-    if path.exists():
+    if path.is_file():
         return path
+    if path.exists():
+        raise ModelNotFoundError(f"{path} is a pipe or a device; save the model to a file, and name that")
+    if path.is_symlink():
+        raise ModelNotFoundError(f"{path} is a link to {path.readlink()}, which leads to no file or folder")
     if isinstance(model, Path) or _looks_like_path(name):
         raise ModelNotFoundError(f"there is no file or folder {name}")
     known = named_model(name)

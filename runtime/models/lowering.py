@@ -136,7 +136,7 @@ def _check_disk(files: SourceModel) -> None:
     if needed > free:
         raise UsageError(
             f"preparing {files.name} writes {human_bytes(needed)} to {cache_root()}, which has "
-            f"{human_bytes(free)} left; free some (carryall cache prune), or set CARRYALL_CACHE to a folder "
+            f"{human_bytes(free)} left; free some (carryall rm), or set CARRYALL_CACHE to a folder "
             "on another disk"
         )
 

@@ -127,7 +127,7 @@ def test_a_full_disk_under_the_cache_is_one_line(
     monkeypatch.setenv("CARRYALL_CACHE", str(cache))
     result = run("run", tiny_package, "def f", "--max-tokens", "1", "-q")  # a slow machine shows progress
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    assert f"{FULL} (carryall cache prune frees some, CARRYALL_CACHE chooses another folder)" in result.stderr
+    assert f"{FULL} (carryall rm frees some, CARRYALL_CACHE chooses another folder)" in result.stderr
     assert f"'{cache / 'lowered'}/" in result.stderr
     assert "/." not in result.stderr.replace("...", ""), "no temporary name"
     assert list((cache / "lowered").iterdir()) == []

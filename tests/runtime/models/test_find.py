@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -181,3 +182,15 @@ def test_an_adapter_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelNotFoundError, match=r"is a LoRA adapter, not a model.*--lora NAME=.*--adapter"):
         find_model(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="makes a pipe and links")
+def test_pipes_and_links_to_nothing_are_refused_by_what_they_are(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelNotFoundError, match="is a pipe or a device; save the model to a file"):
+        find_model(tmp_path / "pipe.gguf")
+    for name, target in (("gone.gguf", "other.gguf"), ("itself.gguf", "itself.gguf")):
+        (tmp_path / name).symlink_to(target)
+        reason = f"{name} is a link to {target}, which leads to no file"
+        with pytest.raises(ModelNotFoundError, match=reason):
+            find_model(str(tmp_path / name))
