@@ -5,6 +5,7 @@ Without an error, files survive a power cut: content is on the disk before its n
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -145,6 +146,23 @@ def test_a_checkpoint_that_would_fill_the_cache_s_disk_is_refused_before_any_wor
     written = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
     assert written <= {"facts", "hashes"}  # of the files, small
     shutil.rmtree(cache, ignore_errors=True)
+
+
+def test_a_job_that_cannot_begin_on_a_full_disk_names_its_file(
+    disk: Path, tiny_package: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"prompt": "def", "max_tokens": 1}\n')
+    with (disk / "rest").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
+        while rest.write(bytes(4096)):
+            pass
+    result = run(
+        *("batch", "run", tmp_path / "lines.jsonl", "-o", disk / "out.jsonl", "--model", tiny_package)
+    )
+    (disk / "rest").unlink()
+    assert (result.exit_code, result.stdout) == (1, "")
+    expected = rf"error: \[Errno {errno.ENOSPC}\] {FULL}: '{disk}/out.jsonl.job/owner.json'\n"
+    assert re.fullmatch(expected, result.stderr)
+    shutil.rmtree(disk / "out.jsonl.job", ignore_errors=True)
 
 
 TEMPORARY = {
