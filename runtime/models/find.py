@@ -11,7 +11,7 @@ from ...exporter.config import CONFIG_FILE, read_json
 from ...exporter.config.genai import GENAI_FILE, graph_name
 from ...exporter.ctranslate2 import WEIGHTS_FILE, is_ctranslate2, write_checkpoint
 from ...exporter.demo import NAMES, demo_path
-from ...exporter.gguf.file import GGUF_SUFFIX, shard_paths
+from ...exporter.gguf.file import GGUF_SUFFIX, is_projector, shard_paths
 from ...exporter.hub import download, is_hub_id
 from ...exporter.image_processor import PREPROCESSOR_FILE
 from ...exporter.model_names import named_model, similar_names
@@ -159,7 +159,8 @@ def _graph(folder: Path) -> Path | None:
 
 def _gguf(folder: Path) -> Path | None:
     found = sorted(file for file in folder.iterdir() if file.suffix.lower() == GGUF_SUFFIX)
-    models = {shard_paths(file)[0]: None for file in found}
+    decoders = [file for file in found if not is_projector(file.name)] or found
+    models = {shard_paths(file)[0]: None for file in decoders}
     return _only(folder, models) if models else None
 
 

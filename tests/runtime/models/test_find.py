@@ -164,6 +164,15 @@ def test_a_folder_of_one_gguf_file(tmp_path: Path) -> None:
         find_model(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["mmproj-a-F16.gguf", "A-mmproj-f16.gguf"])
+def test_a_vision_tower_beside_a_gguf_file_is_no_second_model(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a-Q8_0.gguf").touch()
+    (tmp_path / name).touch()
+    assert find_model(tmp_path) == tmp_path / "a-Q8_0.gguf"
+    (tmp_path / "a-Q8_0.gguf").unlink()
+    assert find_model(tmp_path) == tmp_path / name  # the reader of its header says what it is
+
+
 def test_a_folder_of_gguf_shards(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"m-0000{number}-of-00002.gguf").touch()
