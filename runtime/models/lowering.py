@@ -114,7 +114,12 @@ def lowered_model(
         with files.unchanged(), collector_paused():
             build_lowered(files, folder, provider, config, changes, progress, others)
 
-    about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}
+    about = {
+        "model": files.name,
+        "provider": provider.name,
+        "context_length": config.context_length,
+        "quantization": files.quantization,
+    }
     return cached_folder("lowered", key, build, about) / MODEL_FILE
 
 
