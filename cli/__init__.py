@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 from ..runtime.process.at_exit import leave_objects
 from .group import carryall
 
@@ -9,7 +12,13 @@ __all__ = ["carryall", "main"]
 
 
 def main() -> None:
-    """Run the ``carryall`` script, and end the process with its exit code."""
+    """Run the ``carryall`` script, and end the process with its exit code.
+
+    Characters that the encoding of stdout lacks are written as escapes, as Python does on stderr: a model may
+    answer with any, and names of files may be no text.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         carryall.main(prog_name="carryall")
     except SystemExit as end:

@@ -119,31 +119,46 @@ Tensors = Mapping[str, StoredTensor] | None  # by name; None for those of the fo
 Build = Callable[[Path, Tensors], ExportedGraph]
 
 
-def sight(
+def encoder_models(
     source: Path, raw: RawConfig, tensors: Mapping[str, StoredTensor] | None = None
-) -> Callable[[Path], None] | None:
-    """Return what writes the files with which a model sees or hears into a package; None if it does not.
+) -> tuple[ImageProcessor | AudioProcessor, dict[str, ir.Model]] | None:
+    """Return what a model sees or hears with: its processor, and its graphs by the names of their files.
 
     Args:
         source: the checkpoint folder.
         raw: the content of its config.json.
         tensors: as for ``export_model``.
 
+    Returns:
+        None for a model that reads text only.
+
     Raises:
         CheckpointError: its processor of pictures or sound is missing or damaged, or a weight is.
         UnsupportedModelError: its processor, or an option of it, is not supported.
     """
-    processor: ImageProcessor | AudioProcessor
     if has_tower(raw):
         processor, module = image_processor(source, raw), tower_module(raw)
         models = {VISION_FILE: module.vision_model(raw, Checkpoint(source, tensors))}
         if processor.text_use == "asks":
             models[TEXT_ENCODER_FILE] = module.text_encoder_model(raw, Checkpoint(source, tensors))
-    elif hears(raw):
-        processor = audio_processor(source, raw)
-        models = {AUDIO_FILE: audio_module(raw).audio_model(raw, Checkpoint(source, tensors))}
-    else:
+        return processor, models
+    if hears(raw):
+        audio_model = audio_module(raw).audio_model(raw, Checkpoint(source, tensors))
+        return audio_processor(source, raw), {AUDIO_FILE: audio_model}
+    return None
+
+
+def sight(
+    source: Path, raw: RawConfig, tensors: Mapping[str, StoredTensor] | None = None
+) -> Callable[[Path], None] | None:
+    """Return what writes the files with which a model sees or hears into a package; None if it does not.
+
+    Arguments and errors are those of ``encoder_models``.
+    """
+    found = encoder_models(source, raw, tensors)
+    if found is None:
         return None
+    processor, models = found
 
     def write(folder: Path) -> None:
         decoder = folder / MODEL_FILE  # which a folder of what a checkpoint sees with does not have

@@ -15,7 +15,7 @@ from ..records import dataclass
 from ..reports import human_bytes
 from ..storage.paths import stays_inside
 from .config.genai import GENAI_FILE
-from .gguf.file import shard_stem
+from .gguf.file import is_projector, shard_stem
 from .header_files import write_header
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./ -]+))?")
@@ -306,11 +306,11 @@ def _with_companions(names: Sequence[str], name: str) -> list[str]:
 
 
 def _models(names: Sequence[str]) -> list[str]:
-    """Return the files of models; ``mmproj`` is the projector of a vision tower."""
+    """Return the files of models."""
     return [
         name
         for name in names
-        if _matches(name, "*.onnx", "*.gguf") and not PurePosixPath(name).name.startswith("mmproj")
+        if _matches(name, "*.onnx", "*.gguf") and not is_projector(PurePosixPath(name).name)
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -11,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 RECORD = "entry.json"
 _DELETED = ".deleted"
+_ADVICE = "(carryall rm frees some, CARRYALL_CACHE chooses another folder)"
 _KEPT_NAME = 40  # characters; a longer name could not be made longer
 IN_USE_SECONDS = 3600  # an entry returned within this time may still have files to be opened
 _DEFAULT_LIMIT_GB = 32.0
@@ -74,7 +76,7 @@ def cached_folder(
     if found is not None:
         return found
     folder = cache_root() / kind / key
-    with contextlib.ExitStack() as stack:
+    with _advising(folder), contextlib.ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             sweep_deleted(folder.parent)
@@ -86,6 +88,18 @@ def cached_folder(
         _publish(scratch, folder)
     _evict(folder.parent, limit)
     return folder
+
+
+@contextlib.contextmanager
+def _advising(folder: Path) -> Iterator[None]:
+    """Say in the error of a full disk what to do, if it is about ``folder``: nobody chose it."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full or error.filename is None or not Path(os.fsdecode(error.filename)).is_relative_to(folder):
+            raise
+        raise OSError(error.errno, f"{error.strerror} {_ADVICE}", error.filename) from error
 
 
 def intact_folder(kind: str, key: str) -> Path | None:

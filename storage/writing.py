@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,8 +132,11 @@ def save_tensors(
     with writing(path):
         try:
             save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata)
-        except SafetensorError as error:  # it has the reason in words
-            raise OSError(str(error)) from error
+        except SafetensorError as error:  # its file is deleted, so a test write finds no reason
+            number = re.search(r"\(os error (\d+)\)", str(error)) if os.name == "posix" else None
+            if number is None:
+                raise OSError(str(error)) from error
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def write_whole(path: Path, content: str | bytes, *, lasting: bool = True) -> None:

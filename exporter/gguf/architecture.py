@@ -50,6 +50,7 @@ NORMS_BEHIND = {
 }  # of architectures with norms behind attention and the feed-forward layer
 _EXPERT = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 _BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
+_TOWER = "clip"  # the architecture that llama.cpp writes for every vision tower
 
 
 Tensors = Mapping[str, StoredTensor]
@@ -196,6 +197,11 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError("the GGUF file has no 'general.architecture'")
+    if name == _TOWER:
+        raise UnsupportedModelError(
+            "this GGUF file (mmproj) holds the vision tower of a model alone; give the file of its decoder, "
+            "which reads text only, or its safetensors checkpoint, which sees"
+        )
     place = name.replace("-", "_")
     known = any(each.name == place for each in pkgutil.iter_modules(modules.__path__))
     if not known or name != (module := _module(place)).NAME:

@@ -392,6 +392,11 @@ def shard_stem(name: str) -> str | None:
     return None if found is None else found[1]
 
 
+def is_projector(name: str) -> bool:
+    """Return whether a file is named as one of a vision tower, which lies beside that of its decoder."""
+    return "mmproj" in name.lower()
+
+
 def shard_paths(path: Path) -> list[Path]:
     """Return the paths of all shards of a model, given one of them."""
     found = _SHARD.fullmatch(path.name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ...errors import ChatTemplateError, RequestError
@@ -82,10 +84,15 @@ class Sight:
             return messages, []
         encoder, pictures, taken = self._encoder, list[Picture](), list[Message]()
         parts_of = [message["content"] for message in messages if _has_pictures(message)]
-        sources = [picture_sources(part) for parts in parts_of for part in parts if is_picture(part)]
+        shown_parts = [part for parts in parts_of for part in parts if is_picture(part) or is_video(part)]
+        sources, most = list[Sequence[Any]](), len(shown_parts)
+        for number, part in enumerate(shown_parts, 1):
+            if is_picture(part):
+                with _naming("picture", number, most):
+                    sources.append(picture_sources(part))
         if (count := sum(map(len, sources))) > self._most_pictures:
             raise RequestError(f"a conversation has {count} pictures; the limit is {self._most_pictures}")
-        several, opened = count > 1, iter(sources)
+        several, opened, numbers = count > 1, iter(sources), itertools.count(1)
         for message in messages:
             if not _has_pictures(message):
                 taken.append(message)
@@ -93,15 +100,18 @@ class Sight:
             parts = []
             for part in message["content"]:
                 if is_video(part):
-                    pictures.append(encoder.prepare_video(_video(part)))
+                    with _naming("video", next(numbers), most):
+                        pictures.append(encoder.prepare_video(_video(part)))
                     parts.append({"type": "video"})
                     self._check_all(pictures)
                 elif is_picture(part):
-                    processor = processor_of(part, encoder.processor)
+                    number = next(numbers)
+                    with _naming("picture", number, most):
+                        processor = processor_of(part, encoder.processor)
                     for source in next(opened):
-                        pictures.append(
-                            encoder.prepare(source, several=several, salt=salt, processor=processor)
-                        )
+                        with _naming("picture", number, most):
+                            picture = encoder.prepare(source, several=several, salt=salt, processor=processor)
+                        pictures.append(picture)
                         parts.append({"type": "image"})
                         self._check_all(pictures)
                 else:
@@ -132,8 +142,8 @@ class Sight:
         if found != [picture.place for picture in pictures]:
             names = " or ".join(sorted({f"'{picture.place}'" for picture in pictures}))
             raise ChatTemplateError(
-                f"the chat template writes {len(found)} places {names} for {len(pictures)} pictures; take "
-                "the model's own template, and no such text in answers of the assistant"
+                f"the chat template writes {len(found)} places {names} for {len(pictures)} pictures and "
+                "videos; take the model's own template, and no such text in answers of the assistant"
             )
         left = iter(pictures)
         return [places.sub(lambda _: next(left).text, piece) for piece in pieces]
@@ -213,6 +223,17 @@ class Sight:
             rules, (height, width) = encoder.geometry.places(encoder.processor, text), picture.size
             return SeenPicture(output, places=Places(width=width, height=height, **rules))
         return SeenPicture(output, text)
+
+
+@contextmanager
+def _naming(kind: str, number: int, most: int) -> Iterator[None]:
+    """Say in a RequestError of the block which of several pictures and videos it is about."""
+    try:
+        yield
+    except RequestError as error:
+        if most == 1:
+            raise
+        raise RequestError(f"{kind} {number} of {most}: {error}") from error
 
 
 def _places(pictures: Sequence[Picture]) -> re.Pattern[str]:

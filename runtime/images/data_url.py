@@ -10,6 +10,7 @@ import base64
 import urllib.parse
 
 from ...errors import RequestError
+from ...options import shown
 
 _SCHEME = "data:"
 _WHITESPACE = b"\t\n\f\r "
@@ -27,8 +28,11 @@ def read_data_url(url: str) -> tuple[str, bytes]:
         RequestError: it is an address of another kind, or its content is not base64.
     """
     if not is_data_url(url):
+        bare = "" if ":" in url else f"{shown(url, 40)} does not begin with data:, and "
+        beside = ", or of a file beside a batch job file:PATH" if bare else ""
         raise RequestError(
-            "pictures are not fetched from addresses; send the content as data:image/png;base64,..."
+            f"{bare}pictures are not fetched from addresses; "
+            f"send the content as data:image/png;base64,...{beside}"
         )
     head, comma, data = url[len(_SCHEME) :].partition(",")
     media_type, *parameters = (part.strip() for part in head.split(";"))

@@ -191,7 +191,7 @@ def _in_rgb(image: PillowImage) -> PillowImage:
 
 
 def _eight_bits(values: npt.NDArray[Any], mode: str) -> Pixels:
-    """Return levels of 16 or 32 bits, or of floats up to 1 or 255, as 8 bits."""
+    """Return levels of 16 bits, of 32 bits up to 255 or more, or of floats up to 1 or 255, as 8 bits."""
     if mode == "F":
         if not np.isfinite(values).all() or values.min() < 0.0 or values.max() > _LEVELS:
             raise RequestError("a picture with float values must hold 0 to 1 or 0 to 255; scale it")
@@ -200,4 +200,6 @@ def _eight_bits(values: npt.NDArray[Any], mode: str) -> Pixels:
     wide = values.astype(np.int64)
     if wide.min() < 0:
         raise RequestError("a picture has negative values; scale it to 0 to 255")
+    if mode == "I" and wide.max() <= _LEVELS:
+        return wide.astype(np.uint8)  # 32 bits state no range: levels of 8 bits that were widened
     return (wide >> (8 if wide.max() < 2**16 else 24)).astype(np.uint8)

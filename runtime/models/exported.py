@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
+from ...exporter.gguf.file import GgufFile
 from ...exporter.package import Package, fingerprint
 from ...progress import Progress
 from ...storage.cache import cache_key, cached_folder
@@ -23,8 +23,14 @@ def exported_package(source: Path, quantize: str | None = None, progress: Progre
         source: the folder or file.
         quantize: the quantization method; None does not quantize.
         progress: called for every tensor written.
+
+    Raises:
+        UsageError: it is to be quantized, and already is.
     """
     if quantize is not None and source.is_file():  # a GGUF file has no folder with a tokenizer
+        from ...exporter.export import check_float
+
+        check_float(source, GgufFile(source).quantization)  # its package is large
         return quantized_package(exported_package(source, progress=progress), quantize, progress)
     method, content = recipe_of(quantize), fingerprint(source)
 
@@ -42,11 +48,11 @@ def quantized_package(package: Package, quantize: str, progress: Progress | None
     Raises:
         UsageError: the package is already quantized.
     """
+    from ...exporter.export import check_float
     from ...graph_opt.quantize.recipe import QuantizationRecipe
 
     method = QuantizationRecipe(quantize)
-    if package.record.quantization is not None:
-        raise UsageError(f"{package.path} is already quantized: {package.record.quantization}")
+    check_float(package.path, package.record.quantization)
 
     def build(folder: Path) -> None:
         from .building import build_quantized

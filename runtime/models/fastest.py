@@ -21,6 +21,7 @@ from ...providers.base import Provider, Row, Runner, RunnerConfig
 from ...providers.host.machine import describe_machine
 from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder
+from ...storage.writing import writing
 from .layer_places import candidate, names_places, placed_layers
 from .lowering import lowered_model
 from .model_source import SourceModel
@@ -102,7 +103,8 @@ def fastest_provider(
             raise ProviderUnavailableError(
                 f"no provider can run {files.name}: {reasons or 'none is available; see carryall doctor'}"
             )
-        (folder / _FILE).write_text(json.dumps([dataclasses.asdict(trial) for trial in trials]))
+        with writing(folder / _FILE):
+            (folder / _FILE).write_text(json.dumps([dataclasses.asdict(trial) for trial in trials]))
 
     kept = json.loads((cached_folder("fastest", key, build, {"model": files.name}) / _FILE).read_text())
     trials = tuple(Trial(**trial) for trial in kept)

@@ -11,7 +11,7 @@ from ...exporter.config import CONFIG_FILE, read_json
 from ...exporter.config.genai import GENAI_FILE, graph_name
 from ...exporter.ctranslate2 import WEIGHTS_FILE, is_ctranslate2, write_checkpoint
 from ...exporter.demo import NAMES, demo_path
-from ...exporter.gguf.file import GGUF_SUFFIX, shard_paths
+from ...exporter.gguf.file import GGUF_SUFFIX, is_projector, shard_paths
 from ...exporter.hub import download, is_hub_id
 from ...exporter.image_processor import PREPROCESSOR_FILE
 from ...exporter.model_names import named_model, similar_names
@@ -54,8 +54,12 @@ def find_model(model: str | Path) -> Path:
         raise ModelNotFoundError(f"{path} is not a model: give a folder, an .onnx or a .gguf file")
     if path.is_dir():
         return _in_folder(path)
-    if path.exists():
+    if path.is_file():
         return path
+    if path.exists():
+        raise ModelNotFoundError(f"{path} is a pipe or a device; save the model to a file, and name that")
+    if path.is_symlink():
+        raise ModelNotFoundError(f"{path} is a link to {path.readlink()}, which leads to no file or folder")
     if isinstance(model, Path) or _looks_like_path(name):
         raise ModelNotFoundError(f"there is no file or folder {name}")
     known = named_model(name)
@@ -155,7 +159,8 @@ def _graph(folder: Path) -> Path | None:
 
 def _gguf(folder: Path) -> Path | None:
     found = sorted(file for file in folder.iterdir() if file.suffix.lower() == GGUF_SUFFIX)
-    models = {shard_paths(file)[0]: None for file in found}
+    decoders = [file for file in found if not is_projector(file.name)] or found
+    models = {shard_paths(file)[0]: None for file in decoders}
     return _only(folder, models) if models else None
 
 

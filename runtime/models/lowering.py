@@ -114,7 +114,12 @@ def lowered_model(
         with files.unchanged(), collector_paused():
             build_lowered(files, folder, provider, config, changes, progress, others)
 
-    about = {"model": files.name, "provider": provider.name, "context_length": config.context_length}
+    about = {
+        "model": files.name,
+        "provider": provider.name,
+        "context_length": config.context_length,
+        "quantization": files.quantization,
+    }
     return cached_folder("lowered", key, build, about) / MODEL_FILE
 
 
@@ -136,7 +141,7 @@ def _check_disk(files: SourceModel) -> None:
     if needed > free:
         raise UsageError(
             f"preparing {files.name} writes {human_bytes(needed)} to {cache_root()}, which has "
-            f"{human_bytes(free)} left; free some (carryall cache prune), or set CARRYALL_CACHE to a folder "
+            f"{human_bytes(free)} left; free some (carryall rm), or set CARRYALL_CACHE to a folder "
             "on another disk"
         )
 

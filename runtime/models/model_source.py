@@ -17,7 +17,15 @@ from ...exporter.encoders.names import is_encoder
 from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX, GgufFile, shard_paths
 from ...exporter.image_processor import has_processor, has_tower
-from ...exporter.package import COPIED_FILES, Package, external_tensors, fingerprint
+from ...exporter.package import (
+    AUDIO_FILE,
+    COPIED_FILES,
+    TEXT_ENCODER_FILE,
+    VISION_FILE,
+    Package,
+    external_tensors,
+    fingerprint,
+)
 from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
 from ...records import dataclass
@@ -108,6 +116,19 @@ class SourceModel:
     def sight_folder(self) -> Path:
         """Return the folder with ``vision.onnx`` or ``audio.onnx``, and the record of its processor."""
         return self.folder
+
+    def encoders(self) -> list[ir.Model]:
+        """Return the graphs of what it sees or hears with, with lazy weights; none if it reads text only.
+
+        Raises:
+            CarryallError: see ``sight_folder``; or a file is not a valid ONNX graph.
+        """
+        from ...graph_opt.graph.load import load_model
+
+        if not (self.sees or self.hears):
+            return []
+        paths = [self.folder / name for name in (VISION_FILE, TEXT_ENCODER_FILE, AUDIO_FILE)]
+        return [load_model(path) for path in paths if path.is_file()]
 
     @cached_property
     def graph(self) -> ir.Model:
@@ -442,6 +463,12 @@ class CheckpointModel(InPlaceModel):
 
         key = cache_key(vision=fingerprint(self.folder))
         return cached_folder("vision", key, build, {"model": self.name})
+
+    def encoders(self) -> list[ir.Model]:
+        from ...exporter.export import encoder_models
+
+        found = encoder_models(self.folder, self.config) if self.sees or self.hears else None
+        return [] if found is None else list(found[1].values())
 
     def export(self) -> Package:
         return exported_package(self.folder, self.method, self.progress)

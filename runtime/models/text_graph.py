@@ -13,6 +13,7 @@ from ...providers.base import Provider
 from ...records import dataclass
 from ...storage.cache import cache_key, cached_folder, intact_folder
 from ...storage.hashes import content_key
+from ...storage.writing import writing
 from ..process.garbage import collector_paused
 
 _REASON = "padded.json"  # why a graph keeps its form
@@ -73,6 +74,7 @@ def _build(model: Path, target: Path, provider: Provider, context_length: int | 
         lowered, _ = run(graph, [*imports, *provider.text_passes()])
     except UnsupportedAttentionError as error:
         found = Unlowered(str(error), bool(imports))
-        (target / _REASON).write_text(json.dumps(asdict(found)), encoding="utf-8")
+        with writing(target / _REASON):
+            (target / _REASON).write_text(json.dumps(asdict(found)), encoding="utf-8")
         return
     save_model(lowered, target / MODEL_FILE)

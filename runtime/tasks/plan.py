@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,11 +54,13 @@ class PlannedForm:
     Attributes:
         form: ``as stored``, or a method of ``--quantize``.
         kv_cache: the type of keys and values; int8 if another does not fit.
-        weight_bytes: bytes of all weights and tables.
+        weight_bytes: bytes of all weights and tables of the decoder.
+        encoder_bytes: bytes of the weights that pictures or sound are encoded with; 0 for a model that reads
+            text only.
         step_bytes: bytes of weights that a decoding step reads.
         kv_bytes_per_token: bytes of a token's keys and values in all layers.
         sequence_bytes: bytes of KV and states of one sequence of the whole context.
-        total_bytes: weights, all sequences and the process.
+        total_bytes: weights of both, all sequences and the process.
         fits: whether the total is at most the memory.
         most_sequences: sequences of the whole context that fit together.
         tokens_per_second: expected of all sequences together, with the whole context cached.
@@ -67,6 +69,7 @@ class PlannedForm:
     form: str
     kv_cache: str
     weight_bytes: int
+    encoder_bytes: int
     step_bytes: int
     kv_bytes_per_token: int
     sequence_bytes: int
@@ -127,8 +130,9 @@ class PlanReport(Report):
 
 def _line(form: PlannedForm) -> str:
     fits = f"fits, up to {form.most_sequences} sequences" if form.fits else "does not fit"
+    beside = f", {human_bytes(form.encoder_bytes)} of its encoder" if form.encoder_bytes else ""
     return (
-        f"{human_bytes(form.weight_bytes)} of weights, {form.kv_cache} KV of "
+        f"{human_bytes(form.weight_bytes)} of weights{beside}, {form.kv_cache} KV of "
         f"{human_bytes(form.kv_bytes_per_token)} a token, {human_bytes(form.total_bytes)} in all: {fits}; "
         f"about {form.tokens_per_second:.3g} tokens/s"
     )
@@ -163,7 +167,8 @@ class Loads:
     """What a lowered graph holds and reads.
 
     Args:
-        weights: bytes of all weights.
+        weights: bytes of all weights of the decoder.
+        encoders: bytes of the weights of what it sees or hears with.
         products: bytes that a step reads, by the form of the tiles.
         others: bytes of other weights that a step reads.
         caches: keys and values of the layers.
@@ -172,6 +177,7 @@ class Loads:
     """
 
     weights: int
+    encoders: int
     products: Mapping[ProductForm, int]
     others: int
     caches: Sequence[Cache]
@@ -179,8 +185,8 @@ class Loads:
     kv_cache: str
 
     @classmethod
-    def of(cls, model: ir.Model) -> Loads:
-        """Count the sizes of a graph for the CPU whose products are nodes of their own."""
+    def of(cls, model: ir.Model, encoders: Sequence[ir.Model]) -> Loads:
+        """Count the sizes of graphs for the CPU; products of the decoder's are nodes of their own."""
         from ...graph_opt.graph.graph_facts import bytes_per_step, initializers
 
         products: Counter[ProductForm] = Counter()
@@ -194,6 +200,7 @@ class Loads:
         states = [value for value in model.graph.inputs if is_past_state(str(value.name))]
         return cls(
             weights=sum(tensor.nbytes for tensor in initializers(model)),
+            encoders=sum(tensor.nbytes for encoder in encoders for tensor in initializers(encoder)),
             products=products,
             others=bytes_per_step(model) - products.total(),
             caches=[_cache(value, windows.get(value.name, 0)) for value in pasts],
@@ -205,7 +212,7 @@ class Loads:
         """Return the same with another type of caches."""
         rows = [row_bytes(width_of(cache.row, self.kv_cache), kind) for cache in self.caches]
         caches = [Cache(cache.heads, row, cache.window) for cache, row in zip(self.caches, rows, strict=True)]
-        return Loads(self.weights, self.products, self.others, caches, self.states, kind)
+        return replace(self, caches=caches, kv_cache=kind)
 
     @property
     def step_bytes(self) -> int:
@@ -355,7 +362,9 @@ def _forms(files: SourceModel) -> list[str]:
 
 
 def _loads(files: SourceModel, form: str, config: RunnerConfig) -> Loads:
+    from ...graph_opt.graph.graph_facts import has_quantized_weights
     from ...graph_opt.lower.chain.chain_pass import ChainPass
+    from ...graph_opt.pipeline.pipeline import run
     from ...graph_opt.quantize.formats.weight_only import WeightOnlyQuantizationPass
     from ...graph_opt.quantize.recipe import QuantizationRecipe
     from ...graph_opt.quantize.search.outliers import sensitive_weights
@@ -367,21 +376,28 @@ def _loads(files: SourceModel, form: str, config: RunnerConfig) -> Loads:
         if isinstance(quantizing, WeightOnlyQuantizationPass) and quantizing.promote is not None:
             # Which layers get 8 bits depends on their content, how many does not: no weight is read.
             quantizing.promote = partial(sensitive_weights, peak_of=lambda _: 0.0)
+    options = provider.resolve_options(config)
+    quantized = form != STORED or has_quantized_weights(files.graph.graph)
+    encoders = [
+        run(encoder, provider.tower_passes(options, encoder, quantized=quantized))[0]
+        for encoder in files.encoders()
+    ]
     # A chain hides the forms of its products.
-    return Loads.of(lower(files, provider, provider.resolve_options(config), passes, without=ChainPass))
+    return Loads.of(lower(files, provider, options, passes, without=ChainPass), encoders)
 
 
 def _planned(name: str, loads: Loads, memory: int, speed: Speed, batch: int, context: int) -> PlannedForm:
     def total(loads: Loads) -> int:
-        return loads.weights + batch * loads.sequence_bytes(context) + _PROCESS
+        return loads.weights + loads.encoders + batch * loads.sequence_bytes(context) + _PROCESS
 
     if total(loads) > memory and loads.kv_cache != _NARROW_KV and find_library() is not None:
         loads = loads.with_kv(_NARROW_KV)
-    room = memory - loads.weights - _PROCESS
+    room = memory - loads.weights - loads.encoders - _PROCESS
     return PlannedForm(
         form=name,
         kv_cache=loads.kv_cache,
         weight_bytes=loads.weights,
+        encoder_bytes=loads.encoders,
         step_bytes=loads.step_bytes,
         kv_bytes_per_token=sum(cache.heads * cache.row for cache in loads.caches),
         sequence_bytes=loads.sequence_bytes(context),

@@ -5,6 +5,7 @@ Without an error, files survive a power cut: content is on the disk before its n
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -27,7 +28,7 @@ from onnx import numpy_helper
 
 from carryall.cli import carryall
 from carryall.graph_opt.graph.saving import save_model
-from carryall.storage.writing import hide_scratch, writing
+from carryall.storage.writing import hide_scratch, save_tensors, writing
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -127,7 +128,7 @@ def test_a_full_disk_under_the_cache_is_one_line(
     monkeypatch.setenv("CARRYALL_CACHE", str(cache))
     result = run("run", tiny_package, "def f", "--max-tokens", "1", "-q")  # a slow machine shows progress
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    assert FULL in result.stderr
+    assert f"{FULL} (carryall rm frees some, CARRYALL_CACHE chooses another folder)" in result.stderr
     assert f"'{cache / 'lowered'}/" in result.stderr
     assert "/." not in result.stderr.replace("...", ""), "no temporary name"
     assert list((cache / "lowered").iterdir()) == []
@@ -145,6 +146,23 @@ def test_a_checkpoint_that_would_fill_the_cache_s_disk_is_refused_before_any_wor
     written = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
     assert written <= {"facts", "hashes"}  # of the files, small
     shutil.rmtree(cache, ignore_errors=True)
+
+
+def test_a_job_that_cannot_begin_on_a_full_disk_names_its_file(
+    disk: Path, tiny_package: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"prompt": "def", "max_tokens": 1}\n')
+    with (disk / "rest").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
+        while rest.write(bytes(4096)):
+            pass
+    result = run(
+        *("batch", "run", tmp_path / "lines.jsonl", "-o", disk / "out.jsonl", "--model", tiny_package)
+    )
+    (disk / "rest").unlink()
+    assert (result.exit_code, result.stdout) == (1, "")
+    expected = rf"error: \[Errno {errno.ENOSPC}\] {FULL}: '{disk}/out.jsonl.job/owner.json'\n"
+    assert re.fullmatch(expected, result.stderr)
+    shutil.rmtree(disk / "out.jsonl.job", ignore_errors=True)
 
 
 TEMPORARY = {
@@ -302,6 +320,22 @@ def test_an_error_without_a_number_gets_the_disk_s_reason(disk: Path) -> None:
 def test_an_error_without_a_reason_is_of_input_and_output(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"Input/output error: '.*/weights'"), writing(tmp_path / "weights"):
         raise OSError("10 requested and 5 written")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no limit of the size of files")
+def test_tensors_that_have_no_room_get_the_reason_although_their_file_is_deleted(tmp_path: Path) -> None:
+    """The limit lets the test write of 1 MiB pass, as a disk does with more room than that."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * 2**20, hard))
+    try:
+        with pytest.raises(OSError, match=f"{os.strerror(errno.EFBIG)}: '.*/w.safetensors'") as caught:
+            save_tensors({"w": np.ones(2**20)}, tmp_path / "w.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG
     assert list(tmp_path.iterdir()) == []
 
 

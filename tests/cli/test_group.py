@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from carryall.cli import carryall
 from carryall.cli.group import SUMMARIES
 from carryall.errors import CheckpointError, ModelNotFoundError
+from carryall.storage.cache import cached_folder
 
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -29,6 +30,18 @@ def failing_verb(error: BaseException) -> click.Command:
         raise error
 
     return click.Command("failing", callback=body)
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("utf-8", "\u6f22\\udcff"), ("latin-1", "\\u6f22\\udcff")])
+def test_characters_that_stdout_lacks_are_escapes(
+    encoding: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the name of a model, whose last byte is no text."""
+    monkeypatch.setenv("CARRYALL_CACHE", str(tmp_path))
+    cached_folder("packages", "0" * 32, lambda folder: (folder / "file").touch(), {"model": "\u6f22\udcff"})
+    result = run("list", PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1].split()[0] == name
 
 
 @pytest.mark.parametrize(

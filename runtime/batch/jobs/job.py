@@ -17,6 +17,7 @@ import filelock
 from ....errors import OutputExistsError, UsageError
 from ....records import dataclass
 from ....storage.paths import check_name
+from ....storage.writing import writing
 from ..inputs.files import check_folder, exists, is_remote, plain_suffix, with_infix
 from .journal import JOURNAL_FILE, Journal
 from .writer import is_full
@@ -267,7 +268,8 @@ def _one_lock(folder: Path, what: str) -> Iterator[None]:
         raise UsageError(f"{what} cannot be locked by its file system; choose a folder on another") from error
     try:
         mine = {"pid": os.getpid(), "host": platform.node(), "since": time.time()}
-        (folder / OWNER_FILE).write_text(json.dumps(mine), encoding="utf-8")
+        with writing(folder / OWNER_FILE):
+            (folder / OWNER_FILE).write_text(json.dumps(mine), encoding="utf-8")
         yield
     finally:
         lock.release()

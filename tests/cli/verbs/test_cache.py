@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tiny_models import write_tiny
 
 from carryall.cli import carryall
+from carryall.runtime.models.loading import load_model
 from carryall.storage.cache import cached_folder
 
 
@@ -86,6 +88,17 @@ def test_entries_are_listed_with_size_age_and_origin(three: list[Path], own_cach
     text = run("list").stdout
     for words in ("model-new", "model-mid", "10 h ago", "4 d ago", "3 entries"):
         assert words in text
+
+
+def test_forms_of_one_model_are_told_apart(tmp_path: Path) -> None:
+    checkpoint = write_tiny("llama", tmp_path / "tiny")
+    for method in (None, "int8-fast"):
+        load_model(checkpoint, quantize=method, context_length=64).close()
+    entries = json.loads(run("list", "--json").stdout)["entries"]
+    about = [entry["about"] for entry in entries if entry["kind"] == "lowered"]
+    assert {each["quantization"] for each in about} == {None, "int8-fast"}
+    text = " ".join(run("list").stdout.split())
+    assert "context_length 64, quantization int8-fast" in text
 
 
 def test_engines_of_other_libraries_are_listed_too(own_cache: Path) -> None:

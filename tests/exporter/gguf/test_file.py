@@ -191,6 +191,7 @@ def test_the_tokenizer_and_its_template_come_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"general.architecture": "clip"}, "the vision tower of a model alone; give the file of its decoder"),
         ({"general.architecture": "rwkv6"}, "architecture 'rwkv6' are not supported; these are: apertus"),
         ({"general.architecture": "qwen3", "qwen3.expert_count": 8}, "mixture of experts"),
         ({"llama.attention.value_length": 4}, "heads of 8 for keys and 4 for values"),

@@ -332,6 +332,23 @@ def test_a_bad_picture_fails_its_request_only(llm: LLM, source: Any, what: str) 
 
 
 @pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (b"", "picture 2 of 3: a picture has 0 bytes"),
+        ("data:image/png;base64,@", "picture 2 of 3: the data of an image is not base64"),
+        ("nothing.png", "picture 2 of 3: the picture nothing.png cannot be read"),
+        (np.zeros((1, 500, 3), np.uint8), "picture 2 of 3: a picture of 500 x 1 pixels is longer than"),
+    ],
+)
+def test_an_error_tells_which_of_several_pictures_it_is_about(llm: LLM, bad: Any, why: str) -> None:
+    with pytest.raises(RequestError, match=f"^{re.escape(why)}"):
+        llm.render_chat(asked(picture(), bad, picture()))
+    alone = why.partition(": ")[2]
+    with pytest.raises(RequestError, match=f"^{re.escape(alone)}"):
+        llm.render_chat(asked(bad))
+
+
+@pytest.mark.parametrize(
     ("url", "what"),
     [
         ("https://example.org/a.png", "not fetched"),

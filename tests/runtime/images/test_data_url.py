@@ -45,6 +45,8 @@ def test_addresses_are_read_as_browsers_read_them(url: str, media_type: str, con
         ("file:///etc/passwd", "not fetched from addresses"),
         ("", "not fetched from addresses"),
         ("data", "not fetched from addresses"),
+        ("scans/1.png", "'scans/1.png' does not begin with data:, .* beside a batch job file:PATH"),
+        ("/9j/4AAQSkZJRgABAQ" * 99, r"'/9j/4AAQSkZJRgABAQ.*\.\.\. does not begin with data:"),
         ("data:image/png,abcd", "must be base64"),
         ("data:base64,abcd", "must be base64"),
         ("data:image/png;base64", "must be base64"),

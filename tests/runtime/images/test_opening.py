@@ -96,6 +96,15 @@ def test_floats_of_one_and_of_255_are_levels() -> None:
         open_picture(Image.fromarray(ramp * 1000))
 
 
+def test_levels_of_8_bits_in_32_stay() -> None:
+    levels = np.arange(256, dtype=np.int32).reshape(16, 16)
+    for source in (Image.fromarray(levels), saved(Image.fromarray(levels), "TIFF")):
+        np.testing.assert_array_equal(open_picture(source)[..., 2], levels)
+    np.testing.assert_array_equal(open_picture(Image.fromarray(levels << 8))[..., 0], levels)
+    dark = Image.fromarray(levels.astype(np.uint16))
+    assert not open_picture(dark).any()  # 16 bits state their range
+
+
 def test_other_modes_have_their_colours() -> None:
     assert (open_picture(saved(Image.new("1", (8, 8), 1), "PNG")) == 255).all()
     assert (open_picture(saved(Image.new("L", (8, 8), 77), "PNG")) == 77).all()

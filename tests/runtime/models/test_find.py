@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +164,15 @@ def test_a_folder_of_one_gguf_file(tmp_path: Path) -> None:
         find_model(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["mmproj-a-F16.gguf", "A-mmproj-f16.gguf"])
+def test_a_vision_tower_beside_a_gguf_file_is_no_second_model(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a-Q8_0.gguf").touch()
+    (tmp_path / name).touch()
+    assert find_model(tmp_path) == tmp_path / "a-Q8_0.gguf"
+    (tmp_path / "a-Q8_0.gguf").unlink()
+    assert find_model(tmp_path) == tmp_path / name  # the reader of its header says what it is
+
+
 def test_a_folder_of_gguf_shards(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"m-0000{number}-of-00002.gguf").touch()
@@ -181,3 +191,15 @@ def test_an_adapter_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelNotFoundError, match=r"is a LoRA adapter, not a model.*--lora NAME=.*--adapter"):
         find_model(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="makes a pipe and links")
+def test_pipes_and_links_to_nothing_are_refused_by_what_they_are(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelNotFoundError, match="is a pipe or a device; save the model to a file"):
+        find_model(tmp_path / "pipe.gguf")
+    for name, target in (("gone.gguf", "other.gguf"), ("itself.gguf", "itself.gguf")):
+        (tmp_path / name).symlink_to(target)
+        reason = f"{name} is a link to {target}, which leads to no file"
+        with pytest.raises(ModelNotFoundError, match=reason):
+            find_model(str(tmp_path / name))

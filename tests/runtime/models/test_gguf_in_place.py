@@ -102,6 +102,10 @@ def test_a_quantized_file_is_refused_before_it_is_exported(tmp_path: Path, cache
     write_gguf("llama", path, types="Q4_K", **WIDE)
     with pytest.raises(UsageError, match="already quantized"):
         carryall.quantize(path, tmp_path / "out", "int4-fast")
+    for method in ("int4-fast", "int4"):
+        reason = rf"^{path} is already quantized \(.*Q4_K.*\); leave out the quantization"
+        with pytest.raises(UsageError, match=reason):
+            carryall.LLM(path, quantize=method)
     assert not (cache / "packages").exists()
     assert not (tmp_path / "out").exists()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_gguf import write_gguf
 from tiny_models import write_tiny
+from tiny_vlms import write_vlm
 
-from carryall import export, plan
+from carryall import LLM, SamplingParams, export, plan
 from carryall.errors import UsageError
 from carryall.runtime.models.loading import load_model
 from carryall.runtime.models.model_source import resolve_model
@@ -51,6 +53,31 @@ def test_sizes_are_those_of_the_prepared_model(tmp_path: Path, cache: Path, fami
     (weights,) = (cache / "lowered").glob("*/weights.data")
     assert planned.weight_bytes == pytest.approx(weights.stat().st_size, rel=0.02, abs=8192)
     assert planned.total_bytes == planned.weight_bytes + 2 * planned.sequence_bytes + _PROCESS
+
+
+@pytest.mark.parametrize("form", [STORED, "int8-fast"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_model_sees_with_counts(tmp_path: Path, cache: Path, form: str, packed: bool) -> None:
+    model = write_vlm(tmp_path / "seeing")
+    if packed:
+        model = export(model, tmp_path / "package").path
+    planned = forms(plan(model, bandwidth=1e9, context_length=512))[form]
+    assert not (cache / "lowered").exists()
+    assert not (cache / "vision").exists()
+    with LLM(model, context_length=512, quantize=None if form == STORED else form) as llm:
+        image = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
+        llm.chat([{"role": "user", "content": [image]}], SamplingParams(max_tokens=1))
+    folders = (cache / "lowered").iterdir()
+    (encoder,) = (folder for folder in folders if not (folder / "weights.data").exists())
+    stored = (encoder / "model.onnx.data").stat().st_size
+    assert planned.encoder_bytes == pytest.approx(stored, rel=0.02, abs=8192)
+    assert planned.encoder_bytes > 8192
+    rest = planned.weight_bytes + planned.sequence_bytes + _PROCESS
+    assert planned.total_bytes == rest + planned.encoder_bytes
+
+
+def test_a_model_that_reads_text_has_no_encoder(checkpoint: Path) -> None:
+    assert {form.encoder_bytes for form in plan(checkpoint, bandwidth=1e9).forms} == {0}
 
 
 def test_a_window_bounds_the_cache() -> None:
