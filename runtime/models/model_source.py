@@ -352,21 +352,25 @@ class GgufModel(InPlaceModel):
     def build(self, *, stacked: bool = False) -> ir.Model:
         from ...exporter.export import export_model
 
-        return export_model(
-            self.model_path, self.config, self.opened().tensors, self._stacks if stacked else None
-        )
+        stacks, kept = (self._stacks, self._kept) if stacked else (None, ())
+        return export_model(self.model_path, self.config, self.opened().tensors, stacks, kept)
 
     @property
     def has_stacks(self) -> bool:
-        return bool(self._stacks)
+        return bool(self._stacks) or bool(self._kept & self.opened().types)
+
+    @property
+    def _kept(self) -> frozenset[str]:
+        """The types of blocks that the kernels read as they are stored."""
+        from ...graph_opt.lower.products.stored_tiles import FORMS
+
+        return frozenset(FORMS)
 
     @property
     def _stacks(self) -> dict[str, StoredStack]:
-        """Those of types that the kernels read as they are stored."""
-        from ...graph_opt.lower.products.stored_tiles import FORMS
-
+        """Those of types of ``_kept``."""
         stacks = self.opened().stacks
-        return {name: stack for name, stack in stacks.items() if stack.type_name in FORMS}
+        return {name: stack for name, stack in stacks.items() if stack.type_name in self._kept}
 
     def export(self) -> Package:
         return exported_package(self.model_path)
