@@ -29,7 +29,7 @@ _SCANNED = 1 << 18  # floats looked at together
 _LOWER = np.uint32(0xFFFF)  # bits of a float32 that bfloat16 lacks
 PARTS = "parts"  # in `meta` of concatenated tensors: what they are made of
 HALVES = "halves"  # in `meta` of float32 tensors: `Halves`, the same values in 16 bits
-# In `meta` of the levels of a quantized weight, or of its floats [in, out]: the same weight as its file holds it.
+# In `meta` of the levels of a quantized weight, or of its floats [in, out]: the weight as its file holds it.
 STORED = "stored"
 
 
@@ -69,7 +69,7 @@ class SlabTensor(ir.LazyTensor):
 
 
 def stored_blocks(tensor: ir.TensorProtocol) -> StoredBlocks | None:
-    """Return a weight as its file holds it, given its levels or floats; None if it has no blocks of one type."""
+    """Return a weight as its file holds it, from its levels or floats; None without blocks of one type."""
     if (parts := tensor.meta.get(PARTS)) is None:
         known = tensor.meta.get(STORED)
         return known if isinstance(known, StoredBlocks) else None
