@@ -54,7 +54,8 @@ def export_model(
         tensors: the tensors by name, if they are not in the folder's safetensors files.
         stacks: matrices among them that the graph may take together, as ``EXPERT_STACKS``, which is not
             portable; by the name of all.
-        kept: types of blocks that weights of products may keep, which become floats that know them.
+        kept: types of blocks of which it may do so, and of which weights of products may be floats that know
+            their blocks.
 
     Raises:
         UnsupportedModelError: the model family, or an option of its configuration, is not supported.

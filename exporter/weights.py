@@ -32,7 +32,7 @@ class Checkpoint:
         source: the folder, or the file, that they come from.
         tensors: by name; those of the folder's safetensors files by default.
         stacks: those matrices of ``tensors`` that may be taken together, by the name of all.
-        kept: types of blocks that weights of products may keep, see ``keeps``.
+        kept: types of blocks that stacks and weights of products may keep, see ``keeps``.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Checkpoint:
     def stacks(self, names: Sequence[str]) -> list[StoredStack] | None:
         """Return matrices that may be taken together; None unless all of ``names`` may."""
         found = [self._stacks[name] for name in names if name in self._stacks]
-        if len(found) < len(names):
+        if len(found) < len(names) or not {stack.type_name for stack in found} <= self._kept:
             return None
         self._unused.difference_update(*(stack.matrices for stack in found))
         return found
