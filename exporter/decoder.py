@@ -115,9 +115,8 @@ class Decoder(GraphWriter):
         """
         source, result = self.qualified(name), self.qualified(new_name)
         packed = self.checkpoint.packed(source, shape)
-        blocks = (
-            None if packed is None or not self.checkpoint.keeps(packed) else input_blocks(packed, shape, view)
-        )
+        kept = packed if packed is not None and self.checkpoint.keeps(packed) else None
+        blocks = None if kept is None else input_blocks(kept, shape, view)
         if blocks is None:
             return self.weight(name, *shape, view=view, new_name=new_name)
         tensor = self.checkpoint.tensor(source, shape, view=view, new_name=result)

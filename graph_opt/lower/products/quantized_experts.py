@@ -134,7 +134,8 @@ def _weight(layer: Linear, stored: TilePacker | None) -> _Weight | str:
     tensor = weight(layer.weight)
     kept = None if tensor is None else kept_tiles(tensor, stored)
     if tensor is not None and kept is not None:
-        return _Weight(*kept, *shape_of(tensor), str(layer.weight.name))
+        inputs, outputs = shape_of(tensor)
+        return _Weight(*kept, inputs, outputs, str(layer.weight.name))
     halves = None if tensor is None else halves_of(tensor)
     if tensor is None or halves is None:
         return "the weights of some experts are float32, or have a type without a kernel"

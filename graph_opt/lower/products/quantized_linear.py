@@ -37,7 +37,7 @@ class QuantizedLinearPass(GraphPass):
     def __init__(self, stored: TilePacker | None = None) -> None:
         super().__init__()
         self._stored = stored
-        self._tiles: dict[ir.Node, tuple[ir.Value, dict[str, int]]] = {}
+        self._tiles: dict[ir.Node | ir.Value, tuple[ir.Value, dict[str, int]]] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower MatMul, Gemm with a transposed weight, and Gather."""
@@ -60,12 +60,15 @@ class QuantizedLinearPass(GraphPass):
         """Lower a product with floats that know the blocks of their file; return whether it is one."""
         value = node.inputs[1]
         tensor = weight(value)
-        found = None if tensor is None else kept_tiles(tensor, self._stored)
-        if value is None or tensor is None or found is None:
+        if value is None or tensor is None:
             return False
-        tensor_tiles, form = found
+        if value not in self._tiles:
+            found = kept_tiles(tensor, self._stored)
+            if found is None:
+                return False
+            self._tiles[value] = add_initializer(graph, f"{value.name}.tiles", found[0]), found[1]
+        tiles, form = self._tiles[value]
         inputs, outputs = shape_of(tensor)
-        tiles = add_initializer(graph, f"{value.name}.tiles", tensor_tiles)
         lower_consumer(graph, node, tiles, {"inputs": inputs, "outputs": outputs, **form})
         self.fired += 1
         return True
@@ -109,7 +112,7 @@ def weight_tiles(
 def kept_tiles(
     tensor: ir.TensorProtocol, stored: TilePacker | None
 ) -> tuple[SlabTensor, dict[str, int]] | None:
-    """Return the tiles of floats [in, out] that know the blocks of their file, and the attributes as above.
+    """Return the tiles of floats [in, out] that know the blocks of their file, and their attributes.
 
     Args:
         tensor: a weight.
