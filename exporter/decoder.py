@@ -32,9 +32,10 @@ from ..contract import (
     present_name,
     present_state_name,
 )
+from ..graph_opt.graph.lazy import STORED
 from .config import DecoderConfig, RopeConfig
 from .graph import OPSET, GraphWriter
-from .packed_weights import packed_weight
+from .packed_weights import input_blocks, packed_weight
 from .rope import rope_tables
 from .weights import Array, Checkpoint
 
@@ -100,6 +101,27 @@ class Decoder(GraphWriter):
             rows, columns = shape
             self._packed[result] = packed_weight(self, packed, (rows, columns), view or (lambda x: x), result)
         return self._packed[result]
+
+    def product_weight(
+        self, name: str, shape: tuple[int, int], view: Callable[[Array], Array], new_name: str
+    ) -> ir.Value:
+        """Return the weight W [in, out] of products x @ W alone: as ``weight``, or floats that keep blocks.
+
+        Args:
+            name: of the stored matrix, in the current scope.
+            shape: of the stored matrix.
+            view: selects outputs of it, and transposes it if it is stored as [out, in].
+            new_name: of the weight, in the current scope.
+        """
+        source, result = self.qualified(name), self.qualified(new_name)
+        packed = self.checkpoint.packed(source, shape)
+        kept = packed if packed is not None and self.checkpoint.keeps(packed) else None
+        blocks = None if kept is None else input_blocks(kept, shape, view)
+        if blocks is None:
+            return self.weight(name, *shape, view=view, new_name=new_name)
+        tensor = self.checkpoint.tensor(source, shape, view=view, new_name=result)
+        tensor.meta[STORED] = blocks
+        return self.initializer(tensor)
 
     def ordered(self, name: str, shape: tuple[int, int], x: ir.Value) -> ir.Value:
         """Return ``x`` [..., in] with its inputs in the order of the stored weight ``name`` [out, in]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,7 @@ def export_model(
     config: RawConfig | None = None,
     tensors: Mapping[str, StoredTensor] | None = None,
     stacks: Mapping[str, StoredStack] | None = None,
+    kept: Collection[str] = (),
 ) -> ir.Model:
     """Build the portable graph of a checkpoint folder, with lazily read weights.
 
@@ -53,6 +54,8 @@ def export_model(
         tensors: the tensors by name, if they are not in the folder's safetensors files.
         stacks: matrices among them that the graph may take together, as ``EXPERT_STACKS``, which is not
             portable; by the name of all.
+        kept: types of blocks of which it may do so, and of which weights of products may be floats that know
+            their blocks.
 
     Raises:
         UnsupportedModelError: the model family, or an option of its configuration, is not supported.
@@ -61,7 +64,7 @@ def export_model(
     raw = read_config(source) if config is None else config
     if tensors is None and (found := _quantized(source, raw)) is not None:
         tensors = found.tensors
-    checkpoint = Checkpoint(source, tensors, stacks)
+    checkpoint = Checkpoint(source, tensors, stacks, kept)
     model = model_from(raw, checkpoint)
     unused = checkpoint.unused()
     if (left := checkpoint.part_left_out()) is not None:

@@ -36,9 +36,7 @@ def packed_weight(
         view: a selection of its outputs, or its transposition, or both.
         name: name of the weight.
     """
-    values = shape_through(view, shape, np.float32)
-    small = shape_through(view, (shape[0], -(-shape[1] // packed.block_size)), np.float32)
-    axis = 0 if small[1] == values[1] else 1
+    values, small, axis = _view_of_blocks(packed, shape, view)
 
     # Levels, scales and zero points come from one reading of the file, each lazily: SharedComputation reads
     # when the first is asked for and forgets when the last was taken.
@@ -71,6 +69,29 @@ def packed_weight(
         return graph.op("Reshape", added, graph.ints(*values))
 
 
+def input_blocks(packed: Packed, shape: tuple[int, int], view: View) -> StoredBlocks | None:
+    """Return the blocks of a view [in, out] of a matrix, None if it has none along the inputs as they are.
+
+    Args:
+        packed: the stored matrix.
+        shape: its shape [out, in].
+        view: as in ``packed_weight``.
+    """
+    axis = _view_of_blocks(packed, shape, view)[2]
+    if packed.stored is None or packed.order is not None or axis != 0:
+        return None
+    return _viewed_blocks(packed.stored, shape, view, axis)
+
+
+def _view_of_blocks(
+    packed: Packed, shape: tuple[int, int], view: View
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return the shape of a view, that of its blocks, and their axis."""
+    values = shape_through(view, shape, np.float32)
+    small = shape_through(view, (shape[0], -(-shape[1] // packed.block_size)), np.float32)
+    return values, small, 0 if small[1] == values[1] else 1
+
+
 def _viewed_blocks(stored: StoredBlocks, shape: tuple[int, int], view: View, axis: int) -> StoredBlocks:
     """Return the blocks of a view, which selects outputs and may transpose.
 
@@ -83,7 +104,7 @@ def _viewed_blocks(stored: StoredBlocks, shape: tuple[int, int], view: View, axi
     (rows,) = stored.parts
     numbers = view(np.broadcast_to(np.arange(shape[0])[:, None], shape))
     order = rows.order[numbers[0] if axis == 0 else numbers[:, 0]]
-    return StoredBlocks(stored.type_name, (StoredRows(rows.row_bytes, order, rows.read),))
+    return StoredBlocks(stored.type_name, stored.bits, (StoredRows(rows.row_bytes, order, rows.read),))
 
 
 def _stored_arrays(packed: Packed, view: View, axis: int, name: str) -> tuple[Array, ...]:

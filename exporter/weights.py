@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ class Checkpoint:
         source: the folder, or the file, that they come from.
         tensors: by name; those of the folder's safetensors files by default.
         stacks: those matrices of ``tensors`` that may be taken together, by the name of all.
+        kept: types of blocks that stacks and weights of products may keep, see ``keeps``.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class Checkpoint:
         source: Path,
         tensors: Mapping[str, StoredTensor] | None = None,
         stacks: Mapping[str, StoredStack] | None = None,
+        kept: Collection[str] = (),
     ) -> None:
         self.source = source
         self._stacks = stacks or {}
+        self._kept = frozenset(kept)
         self._tensors = safetensors_of(source) if tensors is None else tensors
         self._unused = set(self._tensors)
 
@@ -116,10 +119,17 @@ class Checkpoint:
         """
         return self._stored(name, shape).packed
 
+    def keeps(self, packed: Packed) -> bool:
+        """Return whether a weight of products may be floats that know the blocks of their file.
+
+        The target takes the blocks, and no nodes need to compute the floats from levels and scales.
+        """
+        return packed.stored is not None and packed.stored.type_name in self._kept
+
     def stacks(self, names: Sequence[str]) -> list[StoredStack] | None:
         """Return matrices that may be taken together; None unless all of ``names`` may."""
         found = [self._stacks[name] for name in names if name in self._stacks]
-        if len(found) < len(names):
+        if len(found) < len(names) or not {stack.type_name for stack in found} <= self._kept:
             return None
         self._unused.difference_update(*(stack.matrices for stack in found))
         return found

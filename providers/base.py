@@ -537,8 +537,8 @@ class Provider(abc.ABC):
         """Return whether ``runner`` takes graphs with the inputs of ``ImageInputsPass``."""
         return False
 
-    def takes_stacks(self, config: RunnerConfig) -> bool:
-        """Return whether ``passes`` lower experts in stacks, ``contract.EXPERT_STACKS``."""
+    def takes_stored(self, config: RunnerConfig) -> bool:
+        """Return whether ``passes`` lower what GGUF files store, see ``SourceModel.load``."""
         return False
 
     def explicit_passes(self, config: RunnerConfig) -> list[ir.passes.PassBase] | None:

@@ -58,10 +58,12 @@ class StoredBlocks:
 
     Args:
         type_name: the type of the blocks, such as ``Q4_K``.
+        bits: as of a ``Packed`` matrix.
         parts: its rows, from top to bottom.
     """
 
     type_name: str
+    bits: int
     parts: tuple[StoredRows, ...]
 
 

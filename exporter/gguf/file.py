@@ -278,7 +278,7 @@ class GgufTensor:
             has_minima=layout.zero_levels is not None,
             scale_dtype=layout.scale_dtype,
             read=lambda: take_apart(self._rows(), self._info.type_name),
-            stored=StoredBlocks(self._info.type_name, (self._stored_rows(),)),
+            stored=StoredBlocks(self._info.type_name, layout.bits, (self._stored_rows(),)),
         )
 
     def stack(self, matrices: Sequence[str]) -> StoredStack:

@@ -62,7 +62,7 @@ def split_linear(
         part = slice(start, start + size)
         start += size
         view = _columns(part) if stored_in_out else _rows_transposed(part)
-        weight = net.weight(f"{fused}.weight", *shape, view=view, new_name=f"{name}.weight")
+        weight = net.product_weight(f"{fused}.weight", shape, view, f"{name}.weight")
         with net.scope(name):
             y = net.op("MatMul", x, weight)
         if bias:
@@ -95,7 +95,7 @@ def selected_linear(
         bias: whether the module has a bias.
     """
     x = net.ordered(f"{stored}.weight", shape, x)
-    weight = net.weight(f"{stored}.weight", *shape, view=_transposed(rows), new_name=f"{name}.weight")
+    weight = net.product_weight(f"{stored}.weight", shape, _transposed(rows), f"{name}.weight")
     with net.scope(name):
         y = net.op("MatMul", x, weight)
     if not bias:

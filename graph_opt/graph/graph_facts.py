@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ...contract import EXPERT_STACKS, EXPERTS_DOMAIN, POSITION_IDS
 from .edit import MICROSOFT, int_attribute, nodes_of, weight
 from .half_scales import Widened
+from .lazy import stored_blocks
 
 _GQA_TABLES = (7, 8)  # the inputs cos_cache and sin_cache
 _INTEGER_PRODUCTS = {  # the attribute with the bits of the weights, and its default
@@ -156,6 +157,10 @@ def quantized_bits(graph: ir.Graph) -> frozenset[int]:
     """Return the numbers of bits of the quantized weights of the graph; empty if there are none."""
     tensors = (weight(node.inputs[0]) for node in nodes_of(graph, "DequantizeLinear"))
     bits = {tensor.dtype.bitwidth for tensor in tensors if tensor is not None}
+    floats = (value.const_value for value in graph.initializers.values() if value.dtype == ir.DataType.FLOAT)
+    bits |= {
+        blocks.bits for each in floats if each is not None and (blocks := stored_blocks(each)) is not None
+    }
     for product, (name, default) in _INTEGER_PRODUCTS.items():
         for node in nodes_of(graph, *product):
             bits.add(int_attribute(node, name, default))

@@ -29,7 +29,8 @@ _SCANNED = 1 << 18  # floats looked at together
 _LOWER = np.uint32(0xFFFF)  # bits of a float32 that bfloat16 lacks
 PARTS = "parts"  # in `meta` of concatenated tensors: what they are made of
 HALVES = "halves"  # in `meta` of float32 tensors: `Halves`, the same values in 16 bits
-STORED = "stored"  # in `meta` of the levels of a quantized weight: the same weight as its file holds it
+# In `meta` of the levels of a quantized weight, or of its floats [in, out]: the weight as its file holds it.
+STORED = "stored"
 
 
 def lazy(compute: Callable[[], Array], dtype: ir.DataType, shape: Sequence[int]) -> ir.LazyTensor:
@@ -68,14 +69,15 @@ class SlabTensor(ir.LazyTensor):
 
 
 def stored_blocks(tensor: ir.TensorProtocol) -> StoredBlocks | None:
-    """Return the levels of a weight as their file holds them, None if it has no blocks of one type."""
+    """Return a weight as its file holds it, from its levels or floats; None without blocks of one type."""
     if (parts := tensor.meta.get(PARTS)) is None:
         known = tensor.meta.get(STORED)
         return known if isinstance(known, StoredBlocks) else None
     blocks = [each for part in parts if (each := stored_blocks(part)) is not None]
     if len(blocks) < len(parts) or len({each.type_name for each in blocks}) != 1:
         return None
-    return StoredBlocks(blocks[0].type_name, tuple(rows for each in blocks for rows in each.parts))
+    rows = tuple(rows for each in blocks for rows in each.parts)
+    return StoredBlocks(blocks[0].type_name, blocks[0].bits, rows)
 
 
 @dataclass(frozen=True, slots=True)

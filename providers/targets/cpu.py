@@ -127,7 +127,7 @@ class CpuProvider(OrtProvider):
     def takes_images(self, config: RunnerConfig) -> bool:
         return True
 
-    def takes_stacks(self, config: RunnerConfig) -> bool:
+    def takes_stored(self, config: RunnerConfig) -> bool:
         """Return whether carryall's kernels compute with the blocks of GGUF files."""
         options = self._slot_options(config)
         return options.paged and options.fused_experts and options.kernels.stored_tiles is not None

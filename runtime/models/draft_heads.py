@@ -26,7 +26,7 @@ class HeadOfCheckpoint(CheckpointModel):
 
     head: Path | None = field(kw_only=True, default=None)
 
-    def build(self, *, stacked: bool = False) -> ir.Model:
+    def build(self, *, stored: bool = False) -> ir.Model:
         """See ``InPlaceModel``.
 
         Raises:

@@ -45,7 +45,7 @@ class HeadOfDrafter(CheckpointModel):
 
     drafter: Path = field(kw_only=True)
 
-    def build(self, *, stacked: bool = False) -> ir.Model:
+    def build(self, *, stored: bool = False) -> ir.Model:
         """See ``InPlaceModel``."""
         from ...exporter.drafters.registry import drafter_of
         from .building import drafter_graph

@@ -69,8 +69,8 @@ def lower(
         sees = provider.takes_images(way.config)
         taken = [each for each in changes if sees or not isinstance(each, ImageInputsPass)]
         own = [each for each in way.passes if not isinstance(each, without)]
-        stacked = not (changes or way.explicit) and provider.takes_stacks(way.config)
-        return run(files.load(stacked=stacked), [*first, *taken, *own], counted=False)[0]
+        stored = not (changes or way.explicit) and provider.takes_stored(way.config)
+        return run(files.load(stored=stored), [*first, *taken, *own], counted=False)[0]
 
     return lowered(provider, config, run_passes)
 

@@ -34,7 +34,6 @@ from ...storage.file_identity import Identity, identity_of
 from ...storage.hashes import content_key
 from ...storage.known_contents import known_key, learn_content
 from ...storage.remembered import remembered
-from ...storage.stored_tensor import StoredStack
 from ..process.garbage import collector_paused
 from .context import ContextLengths, optional_config, stated_lengths
 from .exported import exported_package, quantized_package, recipe_facts, recipe_of
@@ -207,11 +206,12 @@ class SourceModel:
 
         return remembered(cache_key(facts_of=self.content_key, **of), compute)
 
-    def load(self, *, stacked: bool = False) -> ir.Model:
+    def load(self, *, stored: bool = False) -> ir.Model:
         """Load another copy of the graph, which passes may change.
 
         Args:
-            stacked: experts may be in stacks, ``contract.EXPERT_STACKS``, where the files have them so.
+            stored: weights may be as the files hold them: experts in stacks, ``contract.EXPERT_STACKS``, and
+                weights of products as floats that know their blocks.
 
         Raises:
             GraphError: the file is not a valid ONNX graph.
@@ -290,11 +290,11 @@ class InPlaceModel(SourceModel):
     """
 
     @abc.abstractmethod
-    def build(self, *, stacked: bool = False) -> ir.Model:
+    def build(self, *, stored: bool = False) -> ir.Model:
         """Build the graph.
 
         Args:
-            stacked: as for ``load``.
+            stored: as for ``load``.
 
         Raises:
             CheckpointError: a file is damaged.
@@ -316,17 +316,17 @@ class InPlaceModel(SourceModel):
 
     @cached_property
     def _small_graph(self) -> ir.Model:
-        """The graph with experts in stacks, shared as ``graph``; the same where the files have no stacks."""
-        return self.build(stacked=True) if self.has_stacks else self.graph
+        """The graph with weights as the files hold them, shared as ``graph``; the same where none are."""
+        return self.build(stored=True) if self.has_stored else self.graph
 
     @property
-    def has_stacks(self) -> bool:
-        """Whether its files hold experts in stacks that a graph may take as they are."""
+    def has_stored(self) -> bool:
+        """Whether its files hold weights that a graph may take as they are."""
         return False
 
-    def load(self, *, stacked: bool = False) -> ir.Model:
+    def load(self, *, stored: bool = False) -> ir.Model:
         """Return the graph for passes that change it; a later call will build another one."""
-        graph = self._small_graph if stacked else self.graph
+        graph = self._small_graph if stored else self.graph
         for name in ("graph", "_small_graph"):
             if self.__dict__.get(name) is graph:
                 del self.__dict__[name]
@@ -370,24 +370,22 @@ class GgufModel(InPlaceModel):
     known: Identity = field(kw_only=True, compare=False, repr=False)
     key: str = field(kw_only=True, compare=False, repr=False)
 
-    def build(self, *, stacked: bool = False) -> ir.Model:
+    def build(self, *, stored: bool = False) -> ir.Model:
         from ...exporter.export import export_model
 
-        return export_model(
-            self.model_path, self.config, self.opened().tensors, self._stacks if stacked else None
-        )
+        file, kept = self.opened(), self._kept if stored else ()
+        return export_model(self.model_path, self.config, file.tensors, file.stacks, kept)
 
     @property
-    def has_stacks(self) -> bool:
-        return bool(self._stacks)
+    def has_stored(self) -> bool:
+        return bool(self._kept)
 
     @property
-    def _stacks(self) -> dict[str, StoredStack]:
-        """Those of types that the kernels read as they are stored."""
+    def _kept(self) -> set[str]:
+        """The types of its weights that the kernels read as they are stored."""
         from ...graph_opt.lower.products.stored_tiles import FORMS
 
-        stacks = self.opened().stacks
-        return {name: stack for name, stack in stacks.items() if stack.type_name in FORMS}
+        return self.opened().types & FORMS.keys()
 
     def export(self) -> Package:
         return exported_package(self.model_path)
@@ -433,7 +431,7 @@ class CheckpointModel(InPlaceModel):
     method: str | None = field(kw_only=True, default=None)
     progress: Progress | None = field(kw_only=True, default=None, compare=False, repr=False)
 
-    def build(self, *, stacked: bool = False) -> ir.Model:
+    def build(self, *, stored: bool = False) -> ir.Model:
         from .building import checkpoint_graph
 
         recipe = recipe_of(self.method)

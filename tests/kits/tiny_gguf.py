@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -176,6 +177,20 @@ def widen_experts(source: Path, target: Path, entering: str, leaving: str, *, ti
 
     changed = {key.removeprefix(f"{name}."): times * int(keys[key].contents()) for key in ends if key in keys}
     rewrite(source, target, changed, change)
+
+
+def quantize_matrices(source: Path, target: Path, *kinds: str) -> None:
+    """Write a file again with its matrices of whole blocks in these types of 32 weights, in turns."""
+    types = itertools.cycle(GGMLQuantizationType[kind] for kind in kinds)
+
+    def change(tensor: gguf.ReaderTensor) -> tuple[npt.NDArray[Any], GGMLQuantizationType]:
+        apart = "norm" in tensor.name or "conv" in tensor.name or not tensor.name.endswith(".weight")
+        if apart or len(tensor.shape) < 2 or tensor.shape[0] % 32:
+            return tensor.data, tensor.tensor_type
+        kind = next(types)
+        return quantize(gguf.dequantize(tensor.data, tensor.tensor_type), kind), kind
+
+    rewrite(source, target, {}, change)
 
 
 def embedding(rows: int) -> Any:

@@ -34,7 +34,14 @@ from ..kernels import TilePacker
 from .blocked_weight import BlockedWeight
 from .half_products import OFFSETS, float_tiles
 from .moe import replace_result
-from .quantized_linear import DOMAIN, form_attributes, stored_attributes, tiled_weight, weight_tiles
+from .quantized_linear import (
+    DOMAIN,
+    form_attributes,
+    kept_tiles,
+    stored_attributes,
+    tiled_weight,
+    weight_tiles,
+)
 from .stored_tiles import FORMS, stacked_tiles
 from .tiles import BLOCKS, COLUMNS, LAYOUT
 
@@ -124,7 +131,12 @@ def _weight(layer: Linear, stored: TilePacker | None) -> _Weight | str:
             )
         tiles, form = weight_tiles(blocked, minima, stored, grouped=False)
         return _Weight(tiles, form, blocked.inputs, blocked.outputs, blocked.stem)
-    halves = halves_of(tensor) if (tensor := weight(layer.weight)) is not None else None
+    tensor = weight(layer.weight)
+    kept = None if tensor is None else kept_tiles(tensor, stored)
+    if tensor is not None and kept is not None:
+        inputs, outputs = shape_of(tensor)
+        return _Weight(*kept, inputs, outputs, str(layer.weight.name))
+    halves = None if tensor is None else halves_of(tensor)
     if tensor is None or halves is None:
         return "the weights of some experts are float32, or have a type without a kernel"
     inputs, outputs = shape_of(tensor)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph.edit import add_initializer, insert, nodes_of, remove_unused, replace, weight
-from ...graph.lazy import Array, lazy, stored_blocks, unpack_nibbles
+from ...graph.lazy import Array, SlabTensor, lazy, shape_of, stored_blocks, unpack_nibbles
 from ...passes.base import GraphPass
 from ..kernels import TilePacker
 from .block_minima import weight_with_minima
@@ -37,13 +37,15 @@ class QuantizedLinearPass(GraphPass):
     def __init__(self, stored: TilePacker | None = None) -> None:
         super().__init__()
         self._stored = stored
-        self._tiles: dict[ir.Node, tuple[ir.Value, dict[str, int]]] = {}
+        self._tiles: dict[ir.Node | ir.Value, tuple[ir.Value, dict[str, int]]] = {}
 
     def rewrite(self, graph: ir.Graph) -> None:
         """Lower MatMul, Gemm with a transposed weight, and Gather."""
         self._tiles = {}
         for op_type, position in (("Gather", 0), ("MatMul", 1), ("Gemm", 1)):
             for node in nodes_of(graph, op_type):
+                if op_type == "MatMul" and self._lower_kept(graph, node):
+                    continue
                 blocked, minima = tiled_weight(node.inputs[position])
                 if blocked is None:
                     continue
@@ -53,6 +55,23 @@ class QuantizedLinearPass(GraphPass):
                     continue
                 self._lower(graph, node, blocked, minima)
                 self.fired += 1
+
+    def _lower_kept(self, graph: ir.Graph, node: ir.Node) -> bool:
+        """Lower a product with floats that know the blocks of their file; return whether it is one."""
+        value = node.inputs[1]
+        tensor = weight(value)
+        if value is None or tensor is None:
+            return False
+        if value not in self._tiles:
+            found = kept_tiles(tensor, self._stored)
+            if found is None:
+                return False
+            self._tiles[value] = add_initializer(graph, f"{value.name}.tiles", found[0]), found[1]
+        tiles, form = self._tiles[value]
+        inputs, outputs = shape_of(tensor)
+        lower_consumer(graph, node, tiles, {"inputs": inputs, "outputs": outputs, **form})
+        self.fired += 1
+        return True
 
     def _lower(
         self, graph: ir.Graph, node: ir.Node, blocked: BlockedWeight, minima: ir.TensorProtocol | None
@@ -88,6 +107,25 @@ def weight_tiles(
     return packed_tiles(blocked, minima, size), form_attributes(
         blocked.bits, blocked.block_size, size, offsets
     )
+
+
+def kept_tiles(
+    tensor: ir.TensorProtocol, stored: TilePacker | None
+) -> tuple[SlabTensor, dict[str, int]] | None:
+    """Return the tiles of floats [in, out] that know the blocks of their file, and their attributes.
+
+    Args:
+        tensor: a weight.
+        stored: as for ``weight_tiles``.
+
+    Returns:
+        None if the weight knows none, or the target does not take them.
+    """
+    blocks = stored_blocks(tensor) if stored is not None and tensor.dtype == ir.DataType.FLOAT else None
+    if stored is None or blocks is None or blocks.type_name not in FORMS:
+        return None
+    inputs, outputs = shape_of(tensor)
+    return stored_tiles(blocks, inputs, outputs, stored), stored_attributes(blocks.type_name)
 
 
 def lower_consumer(graph: ir.Graph, node: ir.Node, tiles: ir.Value, attributes: Mapping[str, int]) -> None:

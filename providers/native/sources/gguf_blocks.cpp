@@ -117,27 +117,13 @@ void read_codes(const uint8_t* x, Block* block) {
   }
 }
 
-void read_small(const uint8_t* x, const Weights& w, Block* block) {
+void read_bytes(const uint8_t* x, Block* block) {
   block->scale = x;
-  x += w.offsets == Offsets::exponent_codes ? 1 : 2;
-  if (w.offsets == Offsets::half_minima) {
-    block->minimum = x;
-    x += 2;
-  }
-  if (w.bits == 8) {
-    memcpy(block->values, x, 32);
-    return;
-  }
-  const uint32_t high = w.bits == 5 ? word(x) : 0;
-  x += w.bits == 5 ? 4 : 0;
-  for (int i = 0; i < 16; i++) {
-    block->values[i] = static_cast<uint8_t>((x[i] & 15) | (high >> i & 1) << 4);
-    block->values[i + 16] = static_cast<uint8_t>(x[i] >> 4 | (high >> (i + 16) & 1) << 4);
-  }
+  memcpy(block->values, x + 2, 32);
 }
 
 void read_block(const uint8_t* x, const Weights& w, Block* block) {
-  if (w.group == 0) return read_small(x, w, block);
+  if (w.group == 0) return read_bytes(x, block);  // of 8 bits; those of 4 and 5 are not taken apart
   if (w.coded()) return read_codes(x, block);
   if (w.bits == 2) return read_k2(x, block);
   if (w.bits == 3) return read_k3(x, block);
@@ -179,8 +165,8 @@ void write_unit(const uint8_t* values, int64_t bits, uint8_t* to) {
   }
 }
 
-// Writes the nibbles of a block of 32 weights into its column, without taking them apart; as `read_small` and `write_unit`,
-// in half of their time. Larger blocks gain nothing.
+// Writes the nibbles of a block of 32 weights into its column, without taking them apart: in half of the time of `write_unit`
+// and what it needs, and in a quarter with `write_fifth_bits`. Larger blocks gain nothing.
 void write_nibbles(const uint8_t* from, uint8_t* to) {
   constexpr uint32_t kLow = 0x0f0f0f0f;
   for (int k = 0; k < 4; k++, to += kLine) {
@@ -188,6 +174,16 @@ void write_nibbles(const uint8_t* from, uint8_t* to) {
     const int shift = k / 2 * 4;
     const uint32_t both = (word(x) >> shift & kLow) | (word(x + 4) >> shift & kLow) << 4;
     memcpy(to, &both, sizeof both);
+  }
+}
+
+// Writes the fifth bits of a block of 32 weights into its column: bit 4k + j of a block is bit k of byte j of a column.
+void write_fifth_bits(const uint8_t* from, uint8_t* to) {
+  for (int j = 0; j < 4; j++) {
+    uint32_t bits = word(from) >> j & 0x11111111;
+    bits = (bits | bits >> 3) & 0x03030303;
+    bits = (bits | bits >> 6) & 0x000f000f;
+    to[j] = static_cast<uint8_t>(bits | bits >> 12);
   }
 }
 
@@ -236,7 +232,7 @@ int64_t stored_row_bytes(const Weights& w) { return w.inputs / w.stretch() * blo
 
 int64_t pack_stored(const Weights& w, const uint8_t* const* rows, int64_t first, int64_t last, uint8_t* tiles) {
   const int64_t stretches = w.inputs / w.stretch(), size = block_bytes(w), unit = w.unit_bytes();
-  const bool nibbles = w.group == 0 && w.bits == 4;
+  const bool nibbles = w.group == 0 && (w.bits == 4 || w.bits == 5);
   for (int64_t tile = first; tile < last; tile++) {
     uint8_t *to = tiles + tile * w.tile_bytes(), *end = to + w.tile_bytes();
     const bool whole = (tile + 1) * kColumns <= w.outputs;
@@ -259,6 +255,7 @@ int64_t pack_stored(const Weights& w, const uint8_t* const* rows, int64_t first,
         const bool number = w.offsets == Offsets::exponent_codes ? *block.scale != 255 : finite(block.scale);
         if (!number || (block.minimum != nullptr && !finite(block.minimum))) return tile * kColumns + c;
         if (nibbles) write_nibbles(from + size - kUnit / 2, to + 4 * c);
+        if (nibbles && w.bits == 5) write_fifth_bits(from + size - kUnit / 2 - 4, to + 4 * kLine + 4 * c);
         for (int64_t u = 0; !nibbles && u < w.stretch() / kUnit; u++)
           write_unit(block.values + u * kUnit, w.bits, to + u * unit + 4 * c);
         write_factors(block, w, c, to + w.factors());

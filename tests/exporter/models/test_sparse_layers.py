@@ -44,7 +44,7 @@ def test_experts_of_softmax_routers_are_one_node_where_a_target_takes_stacks(
             stacks[f"model.layers.{layer}.{module}.{part}_proj.weight"] = StoredStack(
                 "Q4_0", 4, (experts.count, *shape), 0, unread, names, unread
             )
-    model = export_model(folder, None, tensors, stacks)
+    model = export_model(folder, None, tensors, stacks, ["Q4_0"])
     nodes = [node for node in model.graph if node.op_type == EXPERT_STACKS]
     assert len(nodes) == len(sparse) > 0
     assert "Split" not in {node.op_type for node in model.graph}

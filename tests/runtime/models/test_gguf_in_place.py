@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from fuzzing import CORPORA
 from programs import program
-from tiny_gguf import widen_experts, write_gguf
+from tiny_gguf import quantize_matrices, widen_experts, write_gguf
 
 import carryall
 from carryall import LLM, SamplingParams
@@ -28,6 +28,7 @@ from carryall.contract import EXPERT_STACKS
 from carryall.errors import CheckpointError, GraphError, UsageError
 from carryall.exporter.export import export_model, export_package
 from carryall.exporter.gguf.file import GgufFile
+from carryall.graph_opt.graph.edit import weight
 from carryall.graph_opt.lower.products.quantized_experts import QuantizedExpertsPass
 from carryall.graph_opt.lower.products.stored_tiles import FORMS
 from carryall.graph_opt.pipeline.exported import exported_passes
@@ -166,9 +167,9 @@ def test_stacks_of_experts_become_the_program_of_single_experts(
     write_gguf(family, path, types=types, **EXPERTS, **config)
     provider = get_provider("cpu")
     options = provider.resolve_options(RunnerConfig(max_slots=1, context_length=32))
-    assert EXPERT_STACKS in {node.op_type for node in resolve_model(path).load(stacked=True).graph}
+    assert EXPERT_STACKS in {node.op_type for node in resolve_model(path).load(stored=True).graph}
     stacked = lower(resolve_model(path), provider, options)
-    monkeypatch.setattr(CpuProvider, "takes_stacks", lambda *_: False)
+    monkeypatch.setattr(CpuProvider, "takes_stored", lambda *_: False)
     single = lower(resolve_model(path), provider, options)
     assert any(node.op_type == "QuantizedExperts" for node in stacked.graph)
     assert program(stacked) == program(single)
@@ -191,15 +192,48 @@ def test_stacks_of_any_router_become_the_program_of_single_experts(
     widen_experts(CORPORA / "converted_ggufs" / f"{case}.gguf", path, *kinds, times=4)
     provider = get_provider("cpu")
     options = provider.resolve_options(RunnerConfig(max_slots=1, context_length=32))
-    graph = resolve_model(path).load(stacked=True).graph
+    graph = resolve_model(path).load(stored=True).graph
     layers = [node.op_type for node in graph].count(EXPERT_STACKS)
     assert layers > 0
     assert not [name for name in graph.initializers if re.search(r"experts\.\d", name)]
     stacked = lower(resolve_model(path), provider, options)
-    monkeypatch.setattr(CpuProvider, "takes_stacks", lambda *_: False)
+    monkeypatch.setattr(CpuProvider, "takes_stored", lambda *_: False)
     single = lower(resolve_model(path), provider, options)
     assert [node.op_type for node in stacked.graph].count("QuantizedExperts") == layers
     assert program(stacked) == program(single)
+
+
+FAMILIES = sorted(path.stem for path in (CORPORA / "converted_ggufs").glob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    "case", [case if case == "olmo2" else pytest.param(case, marks=pytest.mark.long) for case in FAMILIES]
+)
+def test_weights_that_keep_blocks_become_the_program_of_their_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    quantize_matrices(CORPORA / "converted_ggufs" / f"{case}.gguf", path, "Q4_1", "Q8_0", "Q8_0")
+    provider = get_provider("cpu")
+    options = provider.resolve_options(RunnerConfig(max_slots=1, context_length=32))
+    kept = lower(resolve_model(path), provider, options)
+    monkeypatch.setattr(CpuProvider, "takes_stored", lambda *_: False)
+    levels = lower(resolve_model(path), provider, options)
+    assert "QuantizedLinear" in {node.op_type for node in kept.graph}
+    assert program(kept) == program(levels)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "IQ2_S"])
+def test_a_graph_of_kept_blocks_dequantizes_no_product(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf("llama", path, types=kind, **WIDE)
+    graph = resolve_model(path).load(stored=True).graph
+    products = [node.inputs[1] for node in graph if node.op_type == "MatMul" and "proj" in str(node.name)]
+    floats = {value.name: tensor for value in products if (tensor := weight(value)) is not None and value}
+    assert len(floats) == (len(products) if kind in FORMS else 0)
+    stored = GgufFile(path).tensors
+    for name, tensor in floats.items():
+        np.testing.assert_array_equal(tensor.numpy(), stored[str(name)].read(np.transpose))
 
 
 def test_stacks_whose_blocks_no_kernel_reads_are_single_experts(tmp_path: Path) -> None:
@@ -208,15 +242,15 @@ def test_stacks_whose_blocks_no_kernel_reads_are_single_experts(tmp_path: Path) 
     model = resolve_model(path)
     assert isinstance(model, GgufModel)
     assert model.opened().stacks
-    assert not model.has_stacks
-    assert EXPERT_STACKS not in {node.op_type for node in model.load(stacked=True).graph}
+    assert not model.has_stored
+    assert EXPERT_STACKS not in {node.op_type for node in model.load(stored=True).graph}
 
 
 def test_a_target_without_kernels_for_stacks_refuses_them(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf("qwen3_moe", path, types={"experts": "Q4_K"}, **EXPERTS)
     with pytest.raises(GraphError, match="stacks of experts, whose blocks the target does not take"):
-        run(resolve_model(path).load(stacked=True), [QuantizedExpertsPass()])
+        run(resolve_model(path).load(stored=True), [QuantizedExpertsPass()])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "smollm3"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +12,12 @@ import pytest
 from decoded_tiles import attributes, decoded
 from graph_asserts import apply, graph
 
+from carryall.graph_opt.graph.edit import weight
+from carryall.graph_opt.graph.lazy import STORED
+from carryall.graph_opt.lower.kernels import StoredForm
 from carryall.graph_opt.lower.products.quantized_linear import QuantizedLinearPass
+from carryall.graph_opt.lower.products.stored_tiles import stored_tile_bytes
+from carryall.storage.stored_tensor import StoredBlocks, StoredRows
 
 K, N, BLOCK = 48, 22, 16
 RNG = np.random.default_rng(0)
@@ -84,6 +90,36 @@ def test_an_embedding_and_its_head_share_tiles() -> None:
     assert (rows.op_type, product.op_type) == ("QuantizedRows", "QuantizedLinear")
     assert rows.inputs[1] is product.inputs[1]
     np.testing.assert_array_equal(decoded(rows), ((VALUES - 8) * spread(SCALES)).T.astype(np.float32))
+
+
+def test_products_of_one_weight_that_keeps_blocks_share_tiles() -> None:
+    rows = RNG.integers(0, 60, (N, 34), dtype=np.uint8)  # of 32 inputs in Q8_0
+    packed: list[npt.NDArray[np.uint8]] = []
+
+    def pack(form: StoredForm, parts: Sequence[npt.NDArray[np.uint8]], inputs: int) -> npt.NDArray[np.uint8]:
+        packed.append(np.concatenate(parts))
+        return np.zeros((2, stored_tile_bytes(form, inputs)), np.uint8)
+
+    text = f"g (float[B, 32] x) => (float[B, {N}] y, float[B, {N}] z) {{ y = MatMul(x, w) z = MatMul(x, w) }}"
+    model = graph(text, w=np.zeros((32, N), np.float32))
+    tensor = model.graph.initializers["w"].const_value
+    assert tensor is not None
+    order = np.arange(N)[::-1]
+    whole = StoredRows(34, order, lambda first, count: rows[first : first + count])
+    tensor.meta[STORED] = StoredBlocks("Q8_0", 8, (whole,))
+    assert apply(QuantizedLinearPass(pack), model) == []
+    first, second = model.graph
+    assert {first.op_type, second.op_type} == {"QuantizedLinear"}
+    assert first.inputs[1] is second.inputs[1]
+    assert (attributes(first)["inputs"], attributes(first)["outputs"], attributes(first)["bits"]) == (
+        32,
+        N,
+        8,
+    )
+    tiles = weight(first.inputs[1])
+    assert tiles is not None
+    assert tiles.nbytes == len(tiles.numpy().tobytes())
+    np.testing.assert_array_equal(np.concatenate(packed), rows[::-1])
 
 
 @pytest.mark.parametrize("axis", [0, 1])
