@@ -1,6 +1,6 @@
 // Attention on a cache of pairs of bfloat16 (attention.h): queries, keys, weights and values are multiplied in bfloat16 and
-// summed in float32 by an engine, AMX or AVX-512 BF16. Its multiply<kSplit>(a, a_row, count, columns, b, later, steps, y,
-// y_step) computes `count` rows of `columns` tiles of 16 floats:
+// summed in float32 by an engine, AMX or AVX-512 BF16. Its multiply<kSplit>(a, a_row, count, columns, b, later, steps, y)
+// computes `count` rows of `columns` tiles of 16 floats:
 //   a               [rows / 16, a_row bytes], each [steps, high and, if Engine::kLow, low, 16 rows, 64 bytes]
 //   b(column, step) a tile of 1 KB, followed by its low one if kSplit; later(column, step) one that is read soon
 //   y               where the results lie
@@ -17,13 +17,13 @@
 namespace carryall {
 namespace {
 
-constexpr int64_t kPairedHead = 256;           // the largest head
-constexpr int64_t kStep = kPairPositions;      // elements or positions of a tile
+constexpr int64_t kPairedHead = 256;       // the largest head
+constexpr int64_t kStep = kPairPositions;  // elements or positions of a tile
 constexpr int64_t kPartSteps = kPartPositions / kStep;
-constexpr int64_t kChunkSteps = 2;             // whose scores are in memory at a time, so that these stay in the first-level cache
+constexpr int64_t kChunkSteps = 2;  // whose scores are in memory at a time, so that these stay in the first-level cache
 constexpr int64_t kChunkPositions = kChunkSteps * kStep;
-constexpr float kMostSum = 0x1p60f;             // of weights to which nothing is relative
-constexpr int64_t kHalfStep = 16;              // elements of the last tile of keys of a head that is no multiple of kStep
+constexpr float kMostSum = 0x1p60f;  // of weights that are relative to nothing
+constexpr int64_t kHalfStep = 16;    // elements of the last tile of keys of a head that is no multiple of kStep
 constexpr int64_t whole_tiles(int64_t rows) { return (rows + 15) / 16 * 16; }
 
 // Results: vectors of 16 columns, and how many floats one of them lies behind that of the row, the column and the 16 rows before.
@@ -41,7 +41,7 @@ struct Memory {
   alignas(64) uint8_t weights[whole_tiles(kRows) * kPartPositions * 4];
   alignas(64) uint8_t values[kPartPositions * kPairedHead * 4];  // with zeros
   alignas(64) uint8_t ends[kPartGroups * kTileBytes] = {};       // last tiles of keys of kHalfStep elements, with zeros
-  alignas(64) float scores[whole_tiles(kRows) * kChunkPositions];  // tiles of 1 KB
+  alignas(64) float scores[whole_tiles(kRows) * kChunkPositions];  // of a chunk, in tiles of 1 KB
   alignas(64) float totals[kRows][16];                             // of the weights of each lane
   alignas(64) float results[kItem * kPairedHead];
   alignas(64) float next[whole_tiles(kRows) * kPairedHead];
