@@ -44,23 +44,26 @@ CARRYALL_INLINE __m512 power_of_2(__m512 x, __mmask16 mask) {
   return _mm512_maskz_scalef_ps(mask, p, x);
 }
 
-// Stores 32 weights, high parts and, if `kLow`, low ones, element i beside element i + 16, and returns the sum of `total` and their
-// lanes: without low parts that of the high ones, in one operation. Ties are rounded away from zero, and a NaN may become another number,
-// which the sum does not.
+// Stores 32 weights, high parts and, if `kLow`, low ones, element i beside element i + 16, and returns the sum of `total` and of what is
+// stored, so that a query that sees one position has its value. Ties are rounded away from zero.
 template <bool kLow>
 CARRYALL_INLINE __m512 store_weights(__m512 x, __m512 y, __m512 total, uint8_t* high) {
+  const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
+  const auto store = [&](__m512i a, __m512i b, uint8_t* to) __attribute__((always_inline)) {
+    const __m512i pairs = paired(a, b);
+    _mm512_store_si512(to, pairs);
+    total = _mm512_dpbf16_ps(total, (__m512bh)pairs, ones);
+  };
   if constexpr (kLow) {
     const __m512i half = _mm512_set1_epi32(0x8000);
     const __m512i a = _mm512_add_epi32(bits(x), half), b = _mm512_add_epi32(bits(y), half);
+    store(a, b, high);
     const __m512 p = _mm512_sub_ps(x, upper(a)), q = _mm512_sub_ps(y, upper(b));
-    _mm512_store_si512(high, paired(a, b));
-    _mm512_store_si512(high + kTileBytes, paired(_mm512_add_epi32(bits(p), half), _mm512_add_epi32(bits(q), half)));
-    return _mm512_add_ps(total, _mm512_add_ps(x, y));
+    store(_mm512_add_epi32(bits(p), half), _mm512_add_epi32(bits(q), half), high + kTileBytes);
   } else {
-    const __m512i pairs = paired(bits(x), bits(y)), ones = _mm512_set1_epi32(0x3f803f80);
-    _mm512_store_si512(high, pairs);
-    return _mm512_dpbf16_ps(total, (__m512bh)pairs, (__m512bh)ones);
+    store(bits(x), bits(y), high);
   }
+  return total;
 }
 
 }  // namespace
