@@ -177,7 +177,7 @@ class CpuProvider(OrtProvider):
     def tower_form(self, config: RunnerConfig, *, quantized: bool = False) -> str | None:
         """Return the option, decided if it is ``auto`` and not by the weights, and ``kernel_form``."""
         form = _tower(self.checked_options(config.options), quantized=quantized)
-        return f"{form} {self.kernel_form()}" if form in ("auto", "bfloat16") else form
+        return form if form == "float32" else f"{form} {self.kernel_form()}".rstrip()
 
     def memory_bandwidth(self, options: Mapping[str, Any]) -> float:
         """Return the measured bandwidth of the memory in bytes/s."""

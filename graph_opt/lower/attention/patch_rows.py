@@ -109,7 +109,8 @@ class PatchRowsPass(GraphPass):
             "window": 0,
             "rotary_dim": 2 * (static_size(cos, 1) or 0) if rotates else 0,
             "interleaved": 0,
-            # Queries of 8 bits (arXiv:2410.02367) take half of the products of 16; weights keep 16.
+            # Queries of 8 bits (arXiv:2410.02367) take half of the products of 16, weights keep 16; queries
+            # of one bfloat16 take half of the products of two.
             "cache_type": ROUNDED_QUERIES[self._cache_type],
             "scale": float_attribute(node, "scale", size**-0.5),
             "softcap": float_attribute(node, "softcap", 0.0),

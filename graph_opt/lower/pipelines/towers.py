@@ -33,8 +33,9 @@ def tower_passes(kernels: Kernels, form: TowerForm) -> list[ir.passes.PassBase]:
         kernels: the capabilities of the target's kernels.
         form: ``float32`` computes by onnxruntime's kernels. The others compute by carryall's: ``bfloat16``
             has keys and values of that type, and weights of 16 bits where these hold them; where AMX
-            multiplies these, activations are rounded to bfloat16. ``int8`` has weights, activations, keys
-            and values of 8 bits.
+            multiplies these, activations are rounded to bfloat16. ``int8`` has weights and activations of
+            8 bits, and keys and values of 8 bits or, on AMX, whose softmax costs more than its products, of
+            bfloat16.
     """
     passes: list[ir.passes.PassBase] = [ShapeInferencePass()]
     own = form != "float32"
@@ -43,7 +44,8 @@ def tower_passes(kernels: Kernels, form: TowerForm) -> list[ir.passes.PassBase]:
         passes += QuantizationRecipe("int8-fast", block_size=_BLOCK).passes()[0]
         passes += [ShapeInferencePass()]
     if own:
-        passes += [PatchRowsPass(form), ShapeInferencePass(), MergeProjectionsPass()]
+        cache = "bfloat16" if kernels.split_floats else form
+        passes += [PatchRowsPass(cache), ShapeInferencePass(), MergeProjectionsPass()]
         passes += [QuantizedLinearPass(kernels.stored_tiles)]
         if form == "bfloat16":
             passes += [HalfProductsPass(wide=True, split=kernels.split_floats, rounds=kernels.split_floats)]

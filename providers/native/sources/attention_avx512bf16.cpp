@@ -17,7 +17,7 @@ inline __m512bh pair_of(const uint8_t* x) {
 // Rows of `a` by kColumns tiles from `first` on. If `kFetch`, asks for the later ones.
 template <bool kFetch, int kRows, int kColumns, class Operand, class Later>
 inline void multiply_dots(const uint8_t* const* a, int64_t first, const Operand& b, const Later& later, int64_t steps,
-                          float* y, int64_t y_step) {
+                          const Results& y, int64_t row) {
   __m512 sums[kRows][kColumns];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
@@ -48,7 +48,7 @@ inline void multiply_dots(const uint8_t* const* a, int64_t first, const Operand&
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; m++)
 #pragma GCC unroll 8
-    for (int c = 0; c < kColumns; c++) _mm512_storeu_ps(y + m * y_step + 16 * (first + c), sums[m][c]);
+    for (int c = 0; c < kColumns; c++) _mm512_storeu_ps(y.at(row + m, first + c), sums[m][c]);
 }
 
 struct Dots {
@@ -57,7 +57,7 @@ struct Dots {
 
   template <bool kSplit, class Operand, class Later>
   static void multiply(const uint8_t* a, int64_t a_row, int64_t count, int64_t columns, const Operand& b,
-                       const Later& later, int64_t steps, float* y, int64_t y_step) {
+                       const Later& later, int64_t steps, const Results& y) {
     static_assert(!kSplit, "a pair of the cache is two bfloat16");
     const uint8_t* rows[kRows];
     for (int64_t m = 0; m < count; m++) rows[m] = a + m / 16 * a_row + m % 16 * kLine;
@@ -65,9 +65,8 @@ struct Dots {
       for_rows<Vector>(count, false, [&](int64_t m, auto together, auto fetched, auto) {
         constexpr int kTogether = decltype(together)::value;
         constexpr bool kFetch = decltype(fetched)::value;
-        float* to = y + m * y_step;
-        if (c + 4 <= columns) multiply_dots<kFetch, kTogether, 4>(rows + m, c, b, later, steps, to, y_step);
-        else multiply_dots<kFetch, kTogether, 2>(rows + m, c, b, later, steps, to, y_step);
+        if (c + 4 <= columns) multiply_dots<kFetch, kTogether, 4>(rows + m, c, b, later, steps, y, m);
+        else multiply_dots<kFetch, kTogether, 2>(rows + m, c, b, later, steps, y, m);
       });
   }
 };

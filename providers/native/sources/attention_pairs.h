@@ -1,8 +1,9 @@
 // Attention on a cache of pairs of bfloat16 (attention.h): queries, keys, weights and values are multiplied in bfloat16 and
-// summed in float32 by an engine, AMX or AVX-512 BF16. Its multiply<kSplit>(a, a_row, count, columns, b, later, steps, y,
-// y_step) computes `count` rows of `columns` tiles of 16 floats:
+// summed in float32 by an engine, AMX or AVX-512 BF16. Its multiply<kSplit>(a, a_row, count, columns, b, later, steps, y)
+// computes `count` rows of `columns` tiles of 16 floats:
 //   a               [rows / 16, a_row bytes], each [steps, high and, if Engine::kLow, low, 16 rows, 64 bytes]
 //   b(column, step) a tile of 1 KB, followed by its low one if kSplit; later(column, step) one that is read soon
+//   y               where the results lie
 //
 // The engines compute an element of their result from one row of the first operand and one column of the second, in a fixed
 // order, and the steps of 32 elements or positions begin at fixed places (see attention_parts.h).
@@ -16,11 +17,22 @@
 namespace carryall {
 namespace {
 
-constexpr int64_t kPairedHead = 256;           // the largest head
-constexpr int64_t kStep = kPairPositions;      // elements or positions of a tile
+constexpr int64_t kPairedHead = 256;       // the largest head
+constexpr int64_t kStep = kPairPositions;  // elements or positions of a tile
 constexpr int64_t kPartSteps = kPartPositions / kStep;
-constexpr int64_t kHalfStep = 16;              // elements of the last tile of keys of a head that is no multiple of kStep
+constexpr int64_t kChunkSteps = 2;  // whose scores are in memory at a time, so that these stay in the first-level cache
+constexpr int64_t kChunkPositions = kChunkSteps * kStep;
+constexpr float kMostSum = 0x1p60f;  // of weights that are relative to nothing
+constexpr int64_t kHalfStep = 16;    // elements of the last tile of keys of a head that is no multiple of kStep
 constexpr int64_t whole_tiles(int64_t rows) { return (rows + 15) / 16 * 16; }
+
+// Results: vectors of 16 columns, and how many floats one of them lies behind that of the row, the column and the 16 rows before.
+struct Results {
+  float* first;
+  int64_t row, column, rows;
+
+  CARRYALL_INLINE float* at(int64_t m, int64_t c) const { return first + m / 16 * rows + m % 16 * row + c * column; }
+};
 
 template <class Engine>
 struct Memory {
@@ -29,10 +41,14 @@ struct Memory {
   alignas(64) uint8_t weights[whole_tiles(kRows) * kPartPositions * 4];
   alignas(64) uint8_t values[kPartPositions * kPairedHead * 4];  // with zeros
   alignas(64) uint8_t ends[kPartGroups * kTileBytes] = {};       // last tiles of keys of kHalfStep elements, with zeros
-  alignas(64) float scores[whole_tiles(kRows) * kPartPositions];
+  alignas(64) float scores[whole_tiles(kRows) * kChunkPositions];  // of a chunk, in tiles of 1 KB
+  alignas(64) float totals[kRows][16];                             // of the weights of each lane
   alignas(64) float results[kItem * kPairedHead];
   alignas(64) float next[whole_tiles(kRows) * kPairedHead];
   float most[kItem + kRows], sum[kItem + kRows];
+  bool extreme[kRows];
+
+  Results all_scores() { return {scores, 16, kTileFloats, 16 * kChunkPositions}; }
 };
 
 inline __mmask16 lanes(int64_t first, int64_t last) {
@@ -73,8 +89,17 @@ class Run : public Part {
   template <bool kSplit>
   State attend(int64_t first, int64_t count);
   const uint8_t* only_seen(const uint8_t* values, int64_t step, Range range);
-  void find_largest(int64_t first, int64_t row, Range steps);
-  void weigh(int64_t first, int64_t row, Range steps);
+  template <bool kSplit, class Work>
+  void each_chunk(int64_t first, int64_t count, Range seen, const Work& work);
+  template <bool kSplit>
+  void score(int64_t first, int64_t count, Range steps);
+  void bend(int64_t query, float* scores, Range steps) const;
+  template <class Lanes>
+  void weigh(int64_t row, const Lanes& lanes, Range steps, float most);
+  template <bool kSplit>
+  void weigh_all(int64_t first, int64_t count, Range seen);
+  template <bool kSplit>
+  void weigh_extremes(int64_t first, int64_t count, Range seen);
 
   Memory<Engine>& memory_;
   const uint8_t *keys_[kPartGroups], *values_[kPartSteps];  // of the part
@@ -86,7 +111,7 @@ void Run<Engine>::read_queries() {
   const int64_t width = s_.width(), steps = steps_of(width);
   alignas(64) float x[kPairedHead] = {};
   for (int64_t m = 0; m < item_.count; m++) {
-    read_query<Vector>(m, x);
+    read_query<Vector>(m, s_.scale * kLog2e, x);
     uint8_t* to = memory_.queries + m / 16 * steps * kStepBytes + m % 16 * 64;
     for (int64_t k = 0; k < steps; k++) {
       const PairedVectors pairs(x + kStep * k, width - kStep * k);
@@ -132,67 +157,144 @@ void Run<Engine>::read_part(int64_t part) {
   if (Engine::kFetches) plan_fetches({2 * (range.first / kStep), 2 * end}, next_keys_);
 }
 
-// Lanes of 32 positions that a query sees, of which most steps have all.
+// Lanes of 32 positions that a query sees.
 struct StepLanes {
   Range seen;
 
-  bool all(int64_t step) const { return kStep * step >= seen.first && kStep * step + kStep <= seen.last; }
-  __mmask16 first(int64_t step) const { return all(step) ? 0xffff : lanes(seen.first - kStep * step, seen.last - kStep * step); }
-  __mmask16 second(int64_t step) const {
-    return all(step) ? 0xffff : lanes(seen.first - kStep * step - 16, seen.last - kStep * step - 16);
-  }
+  __mmask16 first(int64_t step) const { return lanes(seen.first - kStep * step, seen.last - kStep * step); }
+  __mmask16 second(int64_t step) const { return lanes(seen.first - kStep * step - 16, seen.last - kStep * step - 16); }
+};
+struct AllLanes {
+  static constexpr __mmask16 first(int64_t) { return 0xffff; }
+  static constexpr __mmask16 second(int64_t) { return 0xffff; }
 };
 
-// Finds the largest score of query `first + row`.
+// Computes scores of a chunk.
 template <class Engine>
-void Run<Engine>::find_largest(int64_t first, int64_t row, Range steps) {
-  const StepLanes lanes = {seen_by(first + row, 1)};
-  float* scores = memory_.scores + row * kPartPositions;
-  const float slope = slope_of(a_, item_, first + row);
-  const int64_t own = past_ + (item_.first + first + row) / s_.shared() - base_;
-  if (s_.softcap > 0 || slope != 0)
-    for (int64_t i = kStep * steps.first; i < kStep * steps.last; i += 16) {
-      __m512 x = _mm512_load_ps(scores + i);
-      if (s_.softcap > 0) x = capped(Vector{x}, s_.softcap).x;
-      if (slope != 0) x = sloped(Vector{x}, slope, own - i).x;
-      _mm512_store_ps(scores + i, x);
-    }
-  __m512 largest = _mm512_set1_ps(kLowest), other = largest;
-  for (int64_t k = steps.first; k < steps.last; k++) {
-    largest = _mm512_mask_max_ps(largest, lanes.first(k), largest, _mm512_load_ps(scores + kStep * k));
-    other = _mm512_mask_max_ps(other, lanes.second(k), other, _mm512_load_ps(scores + kStep * k + 16));
-  }
-  const float found = _mm512_reduce_max_ps(_mm512_max_ps(largest, other));
-  memory_.most[Engine::kItem + row] = found > kLowest ? found : kLowest;
+template <bool kSplit>
+void Run<Engine>::score(int64_t first, int64_t count, Range steps) {
+  constexpr int64_t kBytes = kSplit ? 2 * kTileBytes : kTileBytes;
+  const int64_t width = s_.width(), of_head = steps_of(width), row = kStepBytes * of_head;
+  const auto keys = [&](int64_t group, int64_t step) -> const uint8_t* {
+    const int64_t g = 2 * steps.first + group;
+    return kStep * step + kHalfStep < width ? keys_[g] + step * kBytes : memory_.ends + g * kTileBytes;
+  };
+  // The values of the part are asked for meanwhile.
+  const auto later_values = [&](int64_t group, int64_t step) {
+    return values_[steps.first + group / 2] + (group % 2 * of_head + step) * kBytes;
+  };
+  Engine::template multiply<kSplit>(memory_.queries + first / 16 * row, row, count, 2 * (steps.last - steps.first), keys, later_values,
+                                    of_head, memory_.all_scores());
+  for (int64_t m = 0; m < count && (s_.softcap > 0 || a_.slopes != nullptr); m++)
+    bend(first + m, memory_.all_scores().at(m, 0), steps);
 }
 
-// Turns the scores of query `first + row` into weights of the steps, and writes their sum.
+// Computes scores of all steps, and calls `work(steps)` for each chunk of them.
 template <class Engine>
-void Run<Engine>::weigh(int64_t first, int64_t row, Range steps) {
-  const StepLanes lanes = {seen_by(first + row, 1)};
-  const float *scores = memory_.scores + row * kPartPositions, most = memory_.most[Engine::kItem + row];
-  uint8_t* to = memory_.weights + row / 16 * kPartSteps * kStepBytes + row % 16 * 64;
+template <bool kSplit, class Work>
+void Run<Engine>::each_chunk(int64_t first, int64_t count, Range seen, const Work& work) {
+  for (int64_t k = seen.first; k < seen.last; k += kChunkSteps) {
+    const Range steps = {k, smaller(k + kChunkSteps, seen.last)};
+    score<kSplit>(first, count, steps);
+    work(steps);
+  }
+}
+
+// Changes the scores of a query by the softcap and the slope.
+template <class Engine>
+void Run<Engine>::bend(int64_t query, float* scores, Range steps) const {
+  const float slope = slope_of(a_, item_, query);
+  const int64_t own = past_ + (item_.first + query) / s_.shared() - base_;
+  for (int64_t g = 2 * steps.first; g < 2 * steps.last; g++, scores += kTileFloats) {
+    Vector x = {_mm512_load_ps(scores)};
+    if (s_.softcap > 0) x = capped(x, s_.softcap * kLog2e);
+    if (slope != 0) x = sloped(x, slope * kLog2e, own - 16 * g);
+    _mm512_store_ps(scores, x.x);
+  }
+}
+
+// Turns scores of a row into weights, 2^(score - most), and adds these to its totals.
+template <class Engine>
+template <class Lanes>
+CARRYALL_INLINE void Run<Engine>::weigh(int64_t row, const Lanes& lanes, Range steps, float most) {
+  const float* from = memory_.all_scores().at(row, 0);
+  uint8_t* to = memory_.weights + row / 16 * kPartSteps * kStepBytes + row % 16 * 64 + steps.first * kStepBytes;
   const __m512 shift = _mm512_set1_ps(most);
-  __m512 total = _mm512_setzero_ps();
-  const auto weigh_step = [&](int64_t k, __mmask16 one, __mmask16 two) __attribute__((always_inline)) {
-    const __m512 x = falling_exponential(_mm512_sub_ps(_mm512_load_ps(scores + kStep * k), shift), one);
-    const __m512 y = falling_exponential(_mm512_sub_ps(_mm512_load_ps(scores + kStep * k + 16), shift), two);
-    total = _mm512_add_ps(total, _mm512_add_ps(x, y));
-    split_weights<Engine::kLow>(x, y, to + k * kStepBytes);
+  __m512 total = _mm512_load_ps(memory_.totals[row]);
+#pragma GCC unroll 2
+  for (int64_t k = steps.first; k < steps.last; k++, from += 2 * kTileFloats, to += kStepBytes) {
+    const __m512 x = _mm512_sub_ps(_mm512_load_ps(from), shift), y = _mm512_sub_ps(_mm512_load_ps(from + kTileFloats), shift);
+    const __m512 one = power_of_2<Engine::kLow>(x, lanes.first(k)), other = power_of_2<Engine::kLow>(y, lanes.second(k));
+    total = store_weights<Engine::kLow>(one, other, total, to);
+  }
+  _mm512_store_ps(memory_.totals[row], total);
+}
+
+// Turns the scores of some queries into weights, and writes their sums. Nothing is subtracted from scores: floats hold the weights of
+// nearly all queries as they are, so each chunk becomes weights while it is in the first-level cache, and no pass finds the largest.
+template <class Engine>
+template <bool kSplit>
+void Run<Engine>::weigh_all(int64_t first, int64_t count, Range seen) {
+  const bool whole = seen_by(first, 1).last == kPartPositions && seen_by(first + count - 1, 1).first == 0;
+  memset(memory_.totals, 0, sizeof memory_.totals);
+  each_chunk<kSplit>(first, count, seen, [&](Range steps) {
+    if (whole)
+      for (int64_t m = 0; m < count; m++) weigh(m, AllLanes(), {steps.first, steps.first + kChunkSteps}, 0.0f);
+    else
+      for (int64_t m = 0; m < count; m++) weigh(m, StepLanes{seen_by(first + m, 1)}, steps, 0.0f);
+  });
+  bool extremes = false;
+  for (int64_t m = 0; m < count; m++) {
+    const float sum = _mm512_reduce_add_ps(_mm512_load_ps(memory_.totals[m]));
+    memory_.sum[Engine::kItem + m] = sum;
+    memory_.most[Engine::kItem + m] = 0.0f;
+    memory_.extreme[m] = !(sum <= kMostSum && sum >= 1 / kMostSum);
+    extremes = extremes || memory_.extreme[m];
+  }
+  if (extremes) weigh_extremes<kSplit>(first, count, seen);
+}
+
+// The same of queries whose sum of weights was extreme: these are relative to the power of 2 above the largest one. It depends on a
+// query's own sum whether its weights are computed so.
+template <class Engine>
+template <bool kSplit>
+void Run<Engine>::weigh_extremes(int64_t first, int64_t count, Range seen) {
+  float* most = memory_.most + Engine::kItem;
+  const auto each_extreme = [&](const auto& work) {
+    for (int64_t m = 0; m < count; m++)
+      if (memory_.extreme[m]) work(m, StepLanes{seen_by(first + m, 1)}, memory_.totals[m]);
   };
-  int64_t k = steps.first;
-  for (; k < steps.last && !lanes.all(k); k++) weigh_step(k, lanes.first(k), lanes.second(k));
-#pragma GCC unroll 4
-  for (; k < steps.last && lanes.all(k); k++) weigh_step(k, 0xffff, 0xffff);
-  for (; k < steps.last; k++) weigh_step(k, lanes.first(k), lanes.second(k));
-  memory_.sum[Engine::kItem + row] = _mm512_reduce_add_ps(total);
+  each_extreme([&](int64_t, StepLanes, float* largest) { _mm512_store_ps(largest, _mm512_set1_ps(kLowest)); });
+  each_chunk<kSplit>(first, count, seen, [&](Range steps) {
+    each_extreme([&](int64_t m, StepLanes lanes, float* largest) {
+      const float* from = memory_.all_scores().at(m, 0);
+      __m512 found = _mm512_load_ps(largest);
+      for (int64_t k = steps.first; k < steps.last; k++, from += 2 * kTileFloats) {
+        found = _mm512_mask_max_ps(found, lanes.first(k), found, _mm512_load_ps(from));
+        found = _mm512_mask_max_ps(found, lanes.second(k), found, _mm512_load_ps(from + kTileFloats));
+      }
+      _mm512_store_ps(largest, found);
+    });
+  });
+  each_extreme([&](int64_t m, StepLanes, float* total) {
+    const float found = _mm512_reduce_max_ps(_mm512_load_ps(total));
+    most[m] = found > kLowest ? std::ceil(found) : kLowest;
+    _mm512_store_ps(total, _mm512_setzero_ps());
+  });
+  each_chunk<kSplit>(first, count, seen, [&](Range steps) {
+    each_extreme([&](int64_t m, StepLanes lanes, float*) { weigh(m, lanes, steps, most[m]); });
+  });
+  each_extreme([&](int64_t m, StepLanes, float* total) {
+    memory_.sum[Engine::kItem + m] = _mm512_reduce_add_ps(_mm512_load_ps(total));
+    if (most[m] > kLowest) most[m] /= kLog2e;
+  });
 }
 
 template <class Engine>
 template <bool kSplit>
 State Run<Engine>::attend(int64_t first, int64_t count) {
   constexpr int64_t kBytes = kSplit ? 2 * kTileBytes : kTileBytes;
-  const int64_t width = s_.width(), steps = steps_of(width), row = kStepBytes * steps, step = kStep * steps;
+  const int64_t width = s_.width(), steps = steps_of(width), step = kStep * steps;
   const State state = {memory_.most + Engine::kItem, memory_.sum + Engine::kItem, memory_.next, step};
   const Range range = seen_by(first, count);
   if (range.first >= range.last) {
@@ -200,26 +302,14 @@ State Run<Engine>::attend(int64_t first, int64_t count) {
     return state;
   }
   const Range seen = {range.first / kStep, (range.last + kStep - 1) / kStep};
-  const uint8_t *queries = memory_.queries + first / 16 * row, *weights = memory_.weights + seen.first * kStepBytes;
-  // What is read next is asked for meanwhile: the values of the part, then the keys of the next one.
-  const auto keys = [&](int64_t group, int64_t step) -> const uint8_t* {
-    const int64_t g = 2 * seen.first + group;
-    return kStep * step + kHalfStep < width ? keys_[g] + step * kBytes : memory_.ends + g * kTileBytes;
-  };
-  const auto later_values = [&](int64_t group, int64_t step) {
-    return values_[seen.first + group / 2] + (group % 2 * steps + step) * kBytes;
-  };
-  Engine::template multiply<kSplit>(queries, row, count, 2 * (seen.last - seen.first), keys, later_values, steps,
-                                    memory_.scores + kStep * seen.first, kPartPositions);
-  for (int64_t m = 0; m < count; m++) find_largest(first, m, seen);  // of all: no row waits for the largest of its scores
-  for (int64_t m = 0; m < count; m++) weigh(first, m, seen);
+  weigh_all<kSplit>(first, count, seen);
   const auto values = [&](int64_t column, int64_t step) { return values_[seen.first + step] + column * kBytes; };
   const auto later_keys = [&](int64_t column, int64_t step) {
     const int64_t tile = (seen.first + step) * (width / 16) + column;
     return next_keys_[tile / steps] + tile % steps * kBytes;
   };
-  Engine::template multiply<kSplit>(weights, kPartSteps * kStepBytes, count, width / 16, values, later_keys,
-                                    seen.last - seen.first, memory_.next, step);
+  Engine::template multiply<kSplit>(memory_.weights + seen.first * kStepBytes, kPartSteps * kStepBytes, count, width / 16, values, later_keys,
+                                    seen.last - seen.first, Results{memory_.next, step, 16, 16 * step});
   return state;
 }
 

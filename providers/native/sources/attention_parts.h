@@ -11,6 +11,7 @@ namespace carryall {
 namespace {
 
 constexpr int64_t kPartGroups = kPartPositions / kGroupPositions;
+constexpr float kLog2e = 1.44269504f;  // scores are multiples of log(2), so that weights are powers of 2
 
 // The positions of a part that queries of an item see, and the memory that is asked for meanwhile.
 class Part {
@@ -49,14 +50,14 @@ class Part {
     }
   }
 
-  // Copies query `first + row` of the item, rotated and scaled, to `x`, and asks for one of a later token.
+  // Copies a query of the item, rotated and scaled, to `x`, and asks for one of a later token.
   template <class V>
-  void read_query(int64_t query, float* x) const {
+  void read_query(int64_t query, float scale, float* x) const {
     const int64_t shared = s_.shared(), all = item_.first + query, token = a_.begins[item_.row] + all / shared;
     const float* from = a_.query + token * a_.query_step + (item_.head * shared + all % shared) * s_.size;
     if (query + kTokensAhead * shared < item_.count)
       for (int64_t i = 0; i < s_.size; i += kLineFloats) __builtin_prefetch(from + kTokensAhead * a_.query_step + i);
-    rotate<V>(a_, token, from, s_.scale, x);
+    rotate<V>(a_, token, from, scale, x);
   }
 
   const Attention& a_;

@@ -45,7 +45,6 @@ constexpr float kMostByte = 127.0f;
 constexpr float kMostSixteen = 127.0f * 256.0f;  // so that the high byte of a rounded integer is at most 127
 constexpr float kLeast = 1e-32f;                 // kMostSixteen / kLeast is finite
 constexpr float kUlp = 1.1920929e-7f;            // of 1
-constexpr float kLog2e = 1.44269504f;            // scores are multiples of log(2), so that weights are powers of 2
 
 // Rows of 16-bit integers, as the engine stores them in pieces of 64 elements; offsets are -kMiddle times the sum of a row.
 struct Sixteens {
@@ -234,7 +233,7 @@ void QuadRun<V, Engine>::read_queries() {
   const int64_t width = s_.width(), step = row_bytes(width);
   alignas(64) float x[kLargestHead];
   for (int64_t m = 0; m < item_.count; m++) {
-    read_query<V>(m, x);
+    read_query<V>(m, s_.scale, x);
     memset(x + s_.size, 0, sizeof(float) * static_cast<size_t>(width - s_.size));
     spread<V>(x, width);
     const int32_t largest = largest_magnitude(x, width);

@@ -73,35 +73,38 @@ inline void clear_other() {
   _tile_zero(3);
 }
 
-inline void store_two(float* y, int64_t y_step) {
-  _tile_stored(0, y, 4 * y_step);
-  _tile_stored(1, y + kRegisterRows * y_step, 4 * y_step);
-  _tile_stored(2, y + 16, 4 * y_step);
-  _tile_stored(3, y + kRegisterRows * y_step + 16, 4 * y_step);
+// Tiles of 16 rows, `row` floats apart, with the other column and the other rows so many floats behind.
+inline void store_two(float* y, int64_t row, int64_t column, int64_t rows) {
+  _tile_stored(0, y, 4 * row);
+  _tile_stored(1, y + rows, 4 * row);
+  _tile_stored(2, y + column, 4 * row);
+  _tile_stored(3, y + rows + column, 4 * row);
 }
 
-inline void store_one(float* y, int64_t y_step) {
-  _tile_stored(0, y, 4 * y_step);
-  _tile_stored(1, y + 16, 4 * y_step);
+inline void store_one(float* y, int64_t row, int64_t column) {
+  _tile_stored(0, y, 4 * row);
+  _tile_stored(1, y + column, 4 * row);
 }
+
+inline void store_two(float* y, int64_t y_step) { store_two(y, y_step, 16, kRegisterRows * y_step); }
+inline void store_one(float* y, int64_t y_step) { store_one(y, y_step, 16); }
 
 // Multiplies 32 rows by 2 columns of tiles. `a` is [2, a_row bytes], each [steps, high and low, 1 KB]; b(column, step) is a high tile.
-template <int kProducts, class Operand>
-inline void multiply_two(const uint8_t* a, int64_t a_row, const Operand& b, int64_t steps, float* y, int64_t y_step) {
+template <int kProducts, class Operand, class Steps>
+CARRYALL_INLINE void multiply_two(const uint8_t* a, int64_t a_row, const Operand& b, Steps steps, const Results& y) {
   clear_one();
   clear_other();
-  written(a);
+#pragma GCC unroll 8
   for (int64_t k = 0; k < steps; k++, a += kRowStepBytes<kProducts>) add_two<kProducts>(a, a_row, b(0, k), b(1, k));
-  store_two(y, y_step);
+  store_two(y.first, y.row, y.column, y.rows);
 }
 
 // Multiplies up to 16 rows by 2 columns of tiles, with the same order of products.
-template <int kProducts, class Operand>
-inline void multiply_one(const uint8_t* a, const Operand& b, int64_t steps, float* y, int64_t y_step) {
+template <int kProducts, class Operand, class Steps>
+CARRYALL_INLINE void multiply_one(const uint8_t* a, const Operand& b, Steps steps, const Results& y) {
   clear_one();
-  written(a);
   for (int64_t k = 0; k < steps; k++, a += kRowStepBytes<kProducts>) add_one<kProducts>(a, b(0, k), b(1, k));
-  store_one(y, y_step);
+  store_one(y.first, y.row, y.column);
 }
 
 // `kLowParts`: whether queries and weights have low parts.
@@ -112,14 +115,25 @@ struct AmxTiles {
 
   template <bool kSplit, class Operand, class Later>
   static void multiply(const uint8_t* a, int64_t a_row, int64_t count, int64_t columns, const Operand& b, const Later&,
-                       int64_t steps, float* y, int64_t y_step) {
+                       int64_t steps, const Results& y) {
+    if (steps == 2) return multiply_steps<kSplit>(a, a_row, count, columns, b, std::integral_constant<int64_t, 2>(), y);
+    if (steps == kPartSteps) return multiply_steps<kSplit>(a, a_row, count, columns, b, std::integral_constant<int64_t, kPartSteps>(), y);
+    multiply_steps<kSplit>(a, a_row, count, columns, b, steps, y);
+  }
+
+ private:
+  template <bool kSplit, class Operand, class Steps>
+  static void multiply_steps(const uint8_t* a, int64_t a_row, int64_t count, int64_t columns, const Operand& b, Steps steps, const Results& y) {
     constexpr int kProducts = kSplit ? 3 : kLow ? 2 : 1;
+    written(a);
     for (int64_t c = 0; c < columns; c += 2) {
-      const auto two = [&](int64_t column, int64_t step) { return b(smaller(c + column, columns - 1), step); };  // the last one twice
+      const Results to = {y.at(0, c), y.row, y.column, y.rows};
+      const int64_t other = smaller(c + 1, columns - 1);  // the last one twice
+      const auto two = [&](int64_t column, int64_t step) { return b(column == 0 ? c : other, step); };
       if (count > kRegisterRows)
-        multiply_two<kProducts>(a, a_row, two, steps, y + 16 * c, y_step);
+        multiply_two<kProducts>(a, a_row, two, steps, to);
       else
-        multiply_one<kProducts>(a, two, steps, y + 16 * c, y_step);
+        multiply_one<kProducts>(a, two, steps, to);
     }
   }
 };

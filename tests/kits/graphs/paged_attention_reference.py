@@ -16,6 +16,8 @@ INT8_CACHES = (INT8, BYTE_QUERIES)  # queries have 16 bits, or 8
 BFLOAT16_CACHES = (BFLOAT16, BFLOAT16_QUERIES)  # queries may be rounded, or are where AMX multiplies them
 _EIGHT_BITS, _SIXTEEN_BITS = 127, 127 * 256  # the largest rounded number
 _PART = 256  # positions of a partial softmax
+# 2^x for x in [0, 1) with an error of 7.5e-5, the highest power first: a weight before it is rounded.
+POWER_OF_2 = [7.802452264047956e-2, 2.2606715542748315e-1, 6.958335404947528e-1, 9.999252185627154e-1]
 # Of an int8 cache: a weight near a tie is rounded to its other neighbour, 1 / 32512 of the power of 2 above
 # the largest weight away, so at most 2 / 32512 of that one; values are up to 4.
 INT8_TOLERANCE = 2.5e-4
@@ -139,8 +141,8 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
 
     Args:
         case: the run.
-        rounded: round queries and weights to bfloat16, weights relative to the largest of 256 positions. An
-            int8 cache rounds them to 16 bits in any case.
+        rounded: round queries and weights to bfloat16, and divide by the sum of the rounded weights. An int8
+            cache rounds them to 16 bits in any case.
     """
     found = []
     group = case.heads // case.kv_heads
@@ -157,7 +159,9 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
             levels = _SIXTEEN_BITS if case.cache == INT8 else _EIGHT_BITS
             keys, scaled = _spread(keys), _rounded(spread, _largest(spread), levels)
         stored, added = (_stored(case, part).repeat(group, axis=1) for part in (keys, values))
-        scores = np.einsum("qhd,khd->hqk", _bfloat16(scaled) if rounded else scaled, stored)
+        if rounded:  # so that scores are multiples of log(2)
+            scaled = _bfloat16(scaled * np.log2(np.e)) / np.log2(np.e)
+        scores = np.einsum("qhd,khd->hqk", scaled, stored)
         if case.softcap:
             scores = case.softcap * np.tanh(scores / case.softcap)
         back = (past + np.arange(length))[:, None] - np.arange(past + length)
@@ -169,9 +173,9 @@ def attention(case: Case, *, rounded: bool = False) -> npt.NDArray[np.float64]:
         sinks = np.full(case.heads, -np.inf) if case.sinks is None else case.sinks
         most = np.maximum(scores.max(axis=-1, initial=-np.inf), sinks[:, None])[..., None]
         weights = np.exp(scores - most)
-        total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - most)
         if rounded:
-            weights = _rounded_weights(scores) * np.exp(_largest_of_parts(scores) - most)
+            weights = _rounded_weights(scores, most)
+        total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - most)
         if case.cache in INT8_CACHES:
             # The scale of a value is a factor of its weight: both are rounded together.
             scales = np.where(seen, _largest(values)[..., 0].T.repeat(group, axis=0)[:, None], 0.0)
@@ -212,8 +216,14 @@ def _largest_of_parts(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
     return np.where(np.isinf(found), 0.0, found)
 
 
-def _rounded_weights(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return _bfloat16(np.exp(scores - _largest_of_parts(scores)))
+def _rounded_weights(
+    scores: npt.NDArray[np.float64], most: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return exp(scores - most) as the kernel rounds it: a cubic, which is in [1, 2], to bfloat16."""
+    powers = np.where(np.isinf(scores), -1e3, scores * np.log2(np.e))
+    whole = np.floor(powers)
+    rounded = np.floor(np.polyval(POWER_OF_2, powers - whole) * 128 + 0.5) / 128
+    return np.where(np.isinf(scores), 0.0, rounded * np.exp2(whole - most * np.log2(np.e)))
 
 
 def _largest(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

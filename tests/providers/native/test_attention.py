@@ -181,6 +181,27 @@ def test_scores_far_apart_and_values_that_are_not_finite(
         np.testing.assert_array_equal(found[20:], clean[20:])
 
 
+@pytest.mark.parametrize("cache", [FLOAT32, *BFLOAT16_CACHES])
+def test_what_is_added_to_all_scores_of_a_query_changes_no_other(library: Path, cache: int) -> None:
+    """Also if no float holds the exponentials of such scores, e^-200 or e^200."""
+    options: dict[str, Any] = {"heads": (1, 1), "size": 64, "block": 32, "cache": cache}
+    case = random_case(np.random.default_rng(8), lengths=[100], past=[300], **options)
+    for keys in case.keys:
+        keys[..., 0] = 8.0
+    case.query[:, 0] = 0.0
+    added = np.zeros(100, np.float32)
+    added[[0, 31, 40, 41, 70, 99]] = [90.0, -90.0, 200.0, -200.0, 42.0, -42.0]
+    shifted = dataclasses.replace(case, query=case.query.copy())
+    shifted.query[:, 0] = added  # times 8, times 1 / 8, which is the scale
+    for isa in isas(library):
+        reference = attention(shifted, rounded=rounds(isa, case))
+        found = filled(library, isa, shifted, np.random.default_rng(0))
+        # A score of 200 is rounded to 2^-17, and leaves out 2^-16 where AMX splits floats.
+        np.testing.assert_allclose(found, reference, rtol=0, atol=5e-3, err_msg=isa)
+        plain = filled(library, isa, case, np.random.default_rng(0))
+        np.testing.assert_array_equal(found[added == 0], plain[added == 0], isa)
+
+
 def test_an_element_that_is_large_in_every_key_does_not_take_the_resolution_of_the_others(
     library: Path,
 ) -> None:

@@ -208,14 +208,18 @@ def test_groups_that_are_not_made_of_windows_are_refused(tmp_path: Path) -> None
 
 
 @needs_kernels
-@pytest.mark.parametrize(("quantized", "kernels", "form"), [
-    (True, "carryall", "int8"), (False, "carryall", None), (True, "onnxruntime", "float32")
+@pytest.mark.parametrize(("quantized", "kernels", "form", "split"), [
+    (True, "carryall", "int8", "int8 split"),
+    (False, "carryall", "float32", "auto split"),
+    (True, "onnxruntime", "float32", "float32"),
 ])  # fmt: skip
-def test_the_tower_of_a_quantized_decoder_has_8_bits(quantized: bool, kernels: str, form: str | None) -> None:
+def test_the_tower_of_a_quantized_decoder_has_8_bits(
+    quantized: bool, kernels: str, form: str, split: str
+) -> None:
     """Without a quantized decoder the weights decide where AMX multiplies bfloat16."""
     config = resolved(kernels=kernels)
-    form = form or ("auto split" if splits_floats() else "float32")
-    assert get_provider("cpu").tower_form(config, quantized=quantized) == form
+    expected = split if splits_floats() else form
+    assert get_provider("cpu").tower_form(config, quantized=quantized) == expected
     stated = resolved(kernels=kernels, tower="float32")
     assert get_provider("cpu").tower_form(stated, quantized=quantized) == "float32"
 
