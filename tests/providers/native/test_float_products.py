@@ -111,7 +111,8 @@ def test_a_row_of_split_weights_does_not_depend_on_the_rows_beside_it(
     for isa in isas(library):
         whole = linear(library, isa, x, weight, bias)
         for first, last in ((0, 1), (3, 5), (7, 30), (29, 30), (10, 43), (100, 140)):
-            np.testing.assert_array_equal(linear(library, isa, x[first:last], weight, bias), whole[first:last])
+            part = linear(library, isa, x[first:last], weight, bias)
+            np.testing.assert_array_equal(part, whole[first:last])
     row = np.zeros(weight.inputs, np.float32)
     tiles = weight.tiles()
     for index in (0, 17, 49):

@@ -1,4 +1,4 @@
-"""A decoder with bfloat16 weights multiplies split rows where AMX does: near products of floats, and lowered apart."""
+"""A decoder with bfloat16 weights multiplies split rows on AMX: near products of floats, lowered apart."""
 
 from __future__ import annotations
 
