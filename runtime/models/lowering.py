@@ -96,6 +96,7 @@ def lowered_model(
         model=files.content_key,
         provider=provider.name,
         options=config.options,
+        form=provider.kernel_form(),
         **({"change": _names(changes)} if changes else {}),
     )
     key = f"{weights}.{config.context_length}"

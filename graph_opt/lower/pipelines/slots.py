@@ -217,7 +217,7 @@ def _product_passes(options: SlotOptions) -> list[ir.passes.PassBase]:
         passes.append(FusedExpertsPass(kernels.experts, accuracy_level=kernels.accuracy_level))
     passes.append(MergeProjectionsPass())
     if kernels.quantized_linear:
-        passes += [QuantizedLinearPass(kernels.stored_tiles), HalfProductsPass()]
+        passes += [QuantizedLinearPass(kernels.stored_tiles), HalfProductsPass(split=kernels.split_floats)]
     passes.append(SplitMinimaPass())
     if kernels.branchwise_norms:
         passes.append(BranchwiseNormsPass())

@@ -9,6 +9,10 @@
 #include <cstdlib>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "chain_program.h"
 #include "ranks_operator.h"
 
@@ -18,6 +22,19 @@ namespace {
 constexpr size_t kMostInputs = 1 << 15, kMostOutputs = 1 << 8;
 constexpr size_t kKept = size_t{64} << 20;  // bytes of memory that stay for the next run
 constexpr size_t kEntries = 256;            // of threads into a chain; more than there are threads
+
+constexpr uintptr_t kPage = 4096;
+constexpr size_t kHuge = size_t{4} << 20;  // the smallest number of bytes for which huge pages are asked for
+
+// Asks for huge pages; where there are none, small ones serve. The 16 rows of a tile of results lie in as many small pages, and a
+// picture of 3,600 patches takes 100 MB, which are mapped anew for each.
+void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t size) {
+#if defined(__linux__)
+  const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const uintptr_t last = (reinterpret_cast<uintptr_t>(data) + size) / kPage * kPage;
+  if (size >= kHuge) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
 
 struct Buffer {
   void* data = nullptr;
@@ -60,6 +77,7 @@ class Memory {
       free(buffer_->data);
       buffer_->data = malloc(size);
       buffer_->size = buffer_->data == nullptr ? 0 : size;
+      if (buffer_->data != nullptr) prefer_huge_pages(buffer_->data, size);
     }
     return buffer_->data == nullptr ? nullptr : buffer_->aligned();
   }
