@@ -37,7 +37,7 @@ IN_USE_SECONDS = 3600  # an entry returned within this time may still have files
 _DEFAULT_LIMIT_GB = 32.0
 # The number of the form of everything in the cache. Raise it with each change of an exporter, a pass or a
 # kernel's layout that changes what is written, so that what an earlier version wrote is made again.
-FORMAT = 48
+FORMAT = 49
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _GRAPH_CODE = ("exporter", "graph_opt", "providers")
 _LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino")  # what they can run decides what is lowered

@@ -42,7 +42,7 @@ DEFAULT_CONTEXT = 8192  # tokens, if the model's own context is longer
 MOST_BATCH = 4096
 FORMS = ("int8-fast", "int4-fast")  # of float weights, besides the float ones: the most accurate first
 STORED = "as stored"
-# Bytes of the process itself: libraries, tokenizer, activations. 155 to 255 MB were measured (docs/models.md).
+# Bytes of the process itself: libraries, tokenizer, activations. 155 to 255 MB are measured (docs/models.md).
 _PROCESS = 230_000_000
 _BLOCK = 32  # positions that KV grows by
 _WIDE_KV, _NARROW_KV = "float32", "int8"

@@ -23,7 +23,7 @@ from ..products.silu_and_mul import SiluAndMulPass
 from ..quick_gelu import QuickGeluPass
 
 TowerForm = Literal["float32", "bfloat16", "int8"]
-_BLOCK = 128  # inputs with one scale
+_BLOCK = 256  # inputs with one scale
 
 
 def tower_passes(kernels: Kernels, form: TowerForm) -> list[ir.passes.PassBase]:

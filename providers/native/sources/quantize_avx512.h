@@ -130,6 +130,7 @@ void quantize_avx512(const float* x, int64_t inputs, int64_t block, Rows rows, i
   else if (block == 32) quantize_blocks<2>(x, rows, row, s);
   else if (block == 64) quantize_blocks<4>(x, rows, row, s);
   else if (block == 128) quantize_blocks<8>(x, rows, row, s);
+  else if (block == 256) quantize_blocks<16>(x, rows, row, s);
   else quantize(x, inputs, block, rows, row);
 }
 
