@@ -139,9 +139,9 @@ class TowerFile:
         width, rows = decoder.get(f"{name}.embedding_length"), self.vision["projection_dim"]
         if name not in self.projector.decoders or rows != width:
             raise CheckpointError(
-                f"{self.path} is no vision tower of the model beside it: it writes rows of {rows} values for a "
-                f"decoder '{', '.join(self.projector.decoders)}', and this one is '{name}' of {width}; move one "
-                "of the files into another folder"
+                f"{self.path} is the vision tower of another model than the one beside it: it writes rows of "
+                f"{rows} values for a decoder '{', '.join(self.projector.decoders)}', and this one is "
+                f"'{name}' of {width}; move one of the files into another folder"
             )
         self._token_ids(decoder)
 
@@ -174,8 +174,8 @@ class TowerFile:
             number = tokens.number_of(text)
             if number is None:
                 raise UnsupportedModelError(
-                    f"the vocabulary of the decoder beside {self.path} has no token '{text}', which stands for "
-                    "a row of a picture; take a file of another conversion"
+                    f"the vocabulary of the decoder beside {self.path} has no token '{text}', which stands "
+                    "for a row of a picture; take a file of another conversion"
                 )
             found[key] = number
         return found
@@ -191,9 +191,7 @@ class TowerFile:
         """Return the metadata of the tower."""
         prefix = f"{TOWER}.vision."
         vision = {
-            key.removeprefix(prefix): value
-            for key, value in self._metadata.items()
-            if key.startswith(prefix)
+            key.removeprefix(prefix): value for key, value in self._metadata.items() if key.startswith(prefix)
         }
         for key in _READ[:-1]:
             if key not in vision:
@@ -203,16 +201,16 @@ class TowerFile:
         activation = next((key for key in _ACTIVATIONS if self._of_all(key)), "")
         if activation != self.projector.activation:
             raise UnsupportedModelError(
-                f"{self.path} has '{TOWER}.{activation or 'use_gelu'}' {bool(activation)}, which the projector "
-                f"type '{self.type}' has not here"
+                f"{self.path} has the activation '{activation or 'none'}', and towers of the projector type "
+                f"'{self.type}' that are supported have '{self.projector.activation or 'none'}'"
             )
         return vision
 
     def _named(self, infos: Sequence[TensorInfo]) -> Iterator[TensorInfo]:
         """Yield the tensors under their names of now.
 
-        Files of early converters call the two layers of a feed-forward network the other way around; llama.cpp
-        tells these by their shapes too.
+        Files of early converters call the two layers of a feed-forward network the other way around;
+        llama.cpp tells these by their shapes too.
         """
         size = self.vision["embedding_length"]
         first = next((info.shape for info in infos if info.name == "v.blk.0.ffn_down.weight"), ())
@@ -229,7 +227,8 @@ class TowerFile:
         name = self.projector.name(info.name)
         if name is None:
             raise UnsupportedModelError(
-                f"{self.path} has the tensor '{info.name}', which the projector type '{self.type}' has not here"
+                f"{self.path} has the tensor '{info.name}', which towers of the projector type '{self.type}' "
+                "that are supported do not have"
             )
         if info.type_name not in FLOATS and info.type_name not in LAYOUTS:
             known = ", ".join([*FLOATS, *LAYOUTS])

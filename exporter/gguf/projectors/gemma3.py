@@ -11,7 +11,11 @@ _TOWER, _BEHIND = "vision_tower.vision_model", "multi_modal_projector"
 
 
 def _config(vision: dict[str, Any], tensors: Tensors, text: dict[str, Any]) -> dict[str, Any]:
-    side = count(vision, "image_size") // count(vision, "patch_size") // count(vision, "projector.scale_factor", 4)
+    side = (
+        count(vision, "image_size")
+        // count(vision, "patch_size")
+        // count(vision, "projector.scale_factor", 4)
+    )
     return {
         "mm_tokens_per_image": side**2,
         "vision_config": {"model_type": "siglip_vision_model", **siglip_config(vision)},
