@@ -24,15 +24,21 @@ from .blocks import LAYOUTS
 from .file import FLOATS, GgufTensor, join, read_file
 from .header import TensorInfo, damaged
 from .keys import check_keys
-from .text_table import TextTable
+from .text_table import PackedTexts, TextTable
 
 Json = dict[str, Any]
 _BLOCK = re.compile(r"v\.blk\.(\d{1,9})\.(\w+)\.(weight|bias)")
-_SIZES = ("image_size", "patch_size", "embedding_length", "feed_forward_length", "projection_dim")
+# Metadata that all files state, without ``clip.vision.``.
+_SIZES = ("image_size", "patch_size", "embedding_length", "projection_dim")
 _COUNTS = (*_SIZES, "block_count", "attention.head_count")
-_READ = (*_COUNTS, "attention.layer_norm_epsilon", "image_mean", "image_std", "projector_type")
+_STATED = (
+    *(*_COUNTS, "feed_forward_length", "attention.layer_norm_epsilon"),
+    *("image_mean", "image_std"),
+)
 _ACTIVATIONS = ("use_gelu", "use_silu")
-_OF_ALL = ("projector_type", "has_vision_encoder", "has_audio_encoder", "has_text_encoder", *_ACTIVATIONS)
+_KINDS = ("has_vision_encoder", "has_audio_encoder", "has_text_encoder")
+_EARLY_KINDS = ("has_llava_projector", "has_qwen2vl_merger")  # for which there is the type now
+_OF_ALL = ("projector_type", *_KINDS, *_EARLY_KINDS, *_ACTIVATIONS)
 SIGLIP = {
     "ln1": "layer_norm1",
     "ln2": "layer_norm2",
@@ -56,6 +62,7 @@ class Projector:
         layers: the prefix of the tower's layers.
         inner: names of a layer's modules.
         outer: names of modules outside of layers, or of parameters with their suffix.
+        unused: stored names of tensors that early files have, and nothing reads.
         offsets: by the stored name, what a weight includes and a checkpoint adds when it computes.
         joined: by the end of a name, how it is made of several stored tensors.
         activation: the key that is true in its files: ``use_gelu``, ``use_silu``, or none.
@@ -72,6 +79,7 @@ class Projector:
     layers: str
     inner: Mapping[str, str]
     outer: Mapping[str, str]
+    unused: tuple[str, ...] = ()
     offsets: Mapping[str, float] = field(default_factory=dict)
     joined: Mapping[str, Join] = field(default_factory=dict)
     activation: str = ""
@@ -116,7 +124,8 @@ class TowerFile:
         self.projector = projector(path, self.type)
         check_keys(self._metadata, TOWER, frozenset(self._keys()))
         self.vision = self._vision()
-        stored = {info.name: info for info in self._named(header.tensors)}
+        used = (info for info in header.tensors if info.name not in self.projector.unused)
+        stored = {info.name: info for info in self._named(list(used))}
         for name in self.projector.weights(self.vision["block_count"]):
             if name not in stored:
                 raise damaged(path, f"it has no tensor '{name}'")
@@ -169,7 +178,12 @@ class TowerFile:
         return {**levels, **self.projector.preprocessor(self.vision)}
 
     def _token_ids(self, decoder: Mapping[str, Any]) -> dict[str, int]:
-        tokens, found = TextTable.of(decoder.get("tokenizer.ggml.tokens", [])), dict[str, int]()
+        stated, found = decoder.get("tokenizer.ggml.tokens"), dict[str, int]()
+        if not isinstance(stated, PackedTexts):
+            raise CheckpointError(
+                "the GGUF file of the decoder has no 'tokenizer.ggml.tokens', a list of texts"
+            )
+        tokens = TextTable.of(stated)
         for key, text in self.projector.tokens.items():
             number = tokens.number_of(text)
             if number is None:
@@ -185,7 +199,7 @@ class TowerFile:
 
     def _keys(self) -> Iterator[str]:
         yield from _OF_ALL
-        yield from (f"vision.{key}" for key in (*_READ, *self.projector.keys))
+        yield from (f"vision.{key}" for key in ("projector_type", *_STATED, *self.projector.keys))
 
     def _vision(self) -> Json:
         """Return the metadata of the tower."""
@@ -193,7 +207,7 @@ class TowerFile:
         vision = {
             key.removeprefix(prefix): value for key, value in self._metadata.items() if key.startswith(prefix)
         }
-        for key in _READ[:-1]:
+        for key in _STATED:
             if key not in vision:
                 raise damaged(self.path, f"it does not state '{prefix}{key}'")
         for key in _COUNTS:

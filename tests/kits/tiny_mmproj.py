@@ -64,7 +64,8 @@ def write_pair(
         tower: GGML's type of the tower's.
         clip: values of keys of the tower without ``clip.``, set last; None leaves a key out.
         without: the stored name of a tensor of the tower that is left out.
-        early: name the two layers of the tower's feed-forward networks as early converters did.
+        early: name the two layers of the tower's feed-forward networks as early converters did, and write
+            what theirs of Qwen2-VL had: no size of these, and a table of positions that nothing reads.
 
     Returns:
         The decoder's file.
@@ -77,6 +78,8 @@ def write_pair(
     seen = {name: weight for name, weight in weights.items() if name.startswith(_TOWER)}
     changed = {without: ""} if without else _EARLY if early else {}
     keys = {**_tower_keys(config, checkpoint), **(clip or {})}
+    if early and config["model_type"] == "qwen2_vl":
+        keys |= {"vision.feed_forward_length": 0, "has_qwen2vl_merger": True}
     written = _write_tower(keys, seen, folder / "mmproj-model.gguf", tower, changed)
     text = {name: weight for name, weight in weights.items() if name not in seen}
     written |= _write_decoder(config, checkpoint, text, folder / "model.gguf", decoder)
@@ -140,6 +143,8 @@ def _write_tower(keys: Json, weights: Weights, path: Path, kind: str, changed: M
         held[name] = np.stack(parts, 2) if weight.ndim == 5 else np.concatenate(parts)
         if "soft_emb_norm" in name:
             held[name] = held[name] - np.float32(1)
+    if keys.get("has_qwen2vl_merger"):
+        _add(writer, "v.position_embd.weight", np.zeros((10, 10), np.float32), "F32")
     _finish(writer)
     return held
 

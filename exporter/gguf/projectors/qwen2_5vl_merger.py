@@ -6,7 +6,18 @@ from typing import Any
 
 from ..architecture import Tensors
 from ..tower import Projector, count
-from .qwen2vl_merger import ATTENTION, JOINED, KEYS, LAYERS, OUTER, TOKENS, preprocessor, sizes, text_config
+from .qwen2vl_merger import (
+    ATTENTION,
+    JOINED,
+    KEYS,
+    LAYERS,
+    OUTER,
+    TOKENS,
+    UNUSED,
+    preprocessor,
+    sizes,
+    text_config,
+)
 
 _WINDOW = 112  # pixels of an edge, in all files; llama.cpp has no key that is read
 
@@ -31,6 +42,7 @@ PROJECTOR = Projector(
     layers=LAYERS,
     inner={**ATTENTION, "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
     outer=OUTER,
+    unused=UNUSED,
     joined=JOINED,
     activation="use_silu",
     keys=(*KEYS, "n_wa_pattern", "window_size"),

@@ -32,6 +32,7 @@ ATTENTION = {
     "attn_out": "attn.proj",
 }
 TOKENS = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
+UNUSED = ("v.position_embd.weight",)
 KEYS = ("spatial_merge_size", "image_min_pixels", "image_max_pixels")
 JOINED = {
     # A convolution over two frames is stored as one for each.
@@ -105,6 +106,7 @@ PROJECTOR = Projector(
     layers=LAYERS,
     inner={**ATTENTION, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
     outer=OUTER,
+    unused=UNUSED,
     joined=JOINED,
     keys=KEYS,
     tokens=TOKENS,
