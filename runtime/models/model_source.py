@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property
@@ -458,8 +458,8 @@ class GgufModel(InPlaceModel):
 
     def identity(self) -> str:
         """Return the key of the content if the files are those that were resolved, else their own."""
-        now = _identities(shard_paths(self.model_path), self.tower)
-        return self.key if now == self.known else cache_key(files=[each.own for each in now])
+        now = (identity_of(shard_paths(self.model_path)), *_identities(self.tower))
+        return self.key if now == self.known else "+".join(each.own for each in now)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -549,15 +549,15 @@ def gguf_in_place(name: str, path: Path) -> GgufModel:
         with collector_paused():
             write_gguf_sides(opened(), folder, to_open=True)
 
-    key, known = known_key(identity, paths), _identities(paths, tower)
+    key, known = known_key(identity, paths), (identity, *_identities(tower))
     if tower is not None:
         key = cache_key(decoder=key, tower=known_key(known[1], [tower]))
     folder = cached_folder("gguf", cache_key(gguf=key), build, {"model": name})
     return GgufModel(name, folder, first, tower=tower, opened=opened, known=known, key=key)
 
 
-def _identities(paths: Sequence[Path], tower: Path | None) -> tuple[Identity, ...]:
-    return (identity_of(paths), *([] if tower is None else [identity_of([tower])]))
+def _identities(tower: Path | None) -> list[Identity]:
+    return [] if tower is None else [identity_of([tower])]
 
 
 def _tower(first: Path, identity: Identity) -> Path | None:
