@@ -30,8 +30,16 @@ from .family import families as families
 from .family import family as family
 from .family import normalised_config
 from .gguf.file import GGUF_SUFFIX, GgufFile
+from .gguf.seeing import gguf_file, tower_of
 from .gguf.tokenizer import gguf_tokenizer
-from .image_processor import SIDE_FILES, ImageProcessor, has_tower, image_processor, tower_module
+from .image_processor import (
+    PREPROCESSOR_FILE,
+    SIDE_FILES,
+    ImageProcessor,
+    has_tower,
+    image_processor,
+    tower_module,
+)
 from .package import AUDIO_FILE, MODEL_FILE, TEXT_ENCODER_FILE, VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
@@ -287,14 +295,14 @@ def opened(
         found = _quantized(source, config)
         yield (source, None, None) if found is None else (source, found.tensors, found.record)
         return
-    file = GgufFile(source)
+    file = gguf_file(source, tower_of(source))
     with scratch_folder() as folder:
         write_gguf_sides(file, folder)
         yield folder, file.tensors, file.quantization
 
 
 def write_gguf_sides(file: GgufFile, folder: Path, *, to_open: bool = False) -> None:
-    """Write configuration and tokenizer of a GGUF file into a folder, as a checkpoint has them.
+    """Write configuration, tokenizer and picture processor of a GGUF file into a folder, as a checkpoint has.
 
     Args:
         file: the file.
@@ -306,9 +314,11 @@ def write_gguf_sides(file: GgufFile, folder: Path, *, to_open: bool = False) -> 
         UnsupportedModelError: carryall cannot read its architecture or its tokenizer.
     """
     config = file.config
-    tokenizer = gguf_tokenizer(file.metadata, config["vocab_size"])
+    tokenizer = gguf_tokenizer(file.metadata, config.get("text_config", config)["vocab_size"])
     files = tokenizer.write_to_open(folder) if to_open else tokenizer.files()
     contents = {CONFIG_FILE: json.dumps(config), **files}
+    if file.preprocessor is not None:
+        contents[PREPROCESSOR_FILE] = json.dumps(file.preprocessor)
     for name, content in contents.items():
         with writing(folder / name):
             (folder / name).write_text(content, encoding="utf-8")

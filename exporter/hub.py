@@ -29,6 +29,8 @@ _BEST = (
     *("IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
 )
 _GGUF_TYPE = re.compile(r"(?P<stem>.+)[.-](?P<type>I?Q\d\w*|MXFP4|BF16|F16|F32)", re.IGNORECASE)
+# The types of vision towers of GGUF files, the first of which is taken: most are published as F16.
+_TOWERS = ("F16", "BF16", "F32", "Q8_0")
 _ROOM = 1.25  # memory that a model takes, in bytes of its file: weights, KV and activations
 
 Sizes = Mapping[str, int | None]  # of the files of a repository, by name
@@ -293,7 +295,7 @@ def _one(files: Sequence[str], names: Sequence[str], hub_id: str, missing: str) 
 
 
 def _with_companions(names: Sequence[str], name: str) -> list[str]:
-    """Return a file with its external data or its other shards, and the side files."""
+    """Return a file with its external data, its other shards or its vision tower, and the side files."""
     stem, folder = shard_stem(PurePosixPath(name).name), _folder(name)
     companions = [
         other
@@ -301,17 +303,27 @@ def _with_companions(names: Sequence[str], name: str) -> list[str]:
         if other.startswith(name)
         or (stem is not None and _folder(other) == folder and shard_stem(PurePosixPath(other).name) == stem)
     ]
+    if name in _models(names) and name.endswith(".gguf"):
+        towers = [other for other in names if _is_tower(other) and _folder(other) == folder]
+        companions += sorted(towers, key=_tower_rank)[:1]
     sides = {folder, ".", _folder(folder)}
     return [*companions, *(other for other in names if _folder(other) in sides and _matches(other, *_SIDE))]
 
 
 def _models(names: Sequence[str]) -> list[str]:
     """Return the files of models."""
-    return [
-        name
-        for name in names
-        if _matches(name, "*.onnx", "*.gguf") and not is_projector(PurePosixPath(name).name)
-    ]
+    return [name for name in names if _matches(name, "*.onnx", "*.gguf") and not _is_tower(name)]
+
+
+def _is_tower(name: str) -> bool:
+    return name.endswith(".gguf") and is_projector(PurePosixPath(name).name)
+
+
+def _tower_rank(name: str) -> tuple[int, str]:
+    """Return what orders the files of one vision tower."""
+    stem = PurePosixPath(name).stem.upper()
+    found = (place for place, kind in enumerate(_TOWERS) if stem.endswith((f"-{kind}", f".{kind}")))
+    return next(found, len(_TOWERS)), name
 
 
 def _tags(name: str) -> set[str]:
@@ -365,7 +377,8 @@ class DownloadedFiles:
 def downloaded_models() -> list[DownloadedFiles]:
     """Return the models in huggingface_hub's cache; none if that package is not installed.
 
-    A GGUF file is a model of its own, with its shards; other files of a repository are one.
+    A GGUF file is a model of its own, with its shards, and with the vision tower if it is the only one; other
+    files of a repository are one.
     """
     try:
         from huggingface_hub import scan_cache_dir
@@ -389,19 +402,22 @@ def _models_of(repository: Any) -> Iterator[DownloadedFiles]:
     for revision in repository.revisions:
         for file in revision.files:
             name = file.file_path.relative_to(revision.snapshot_path).as_posix()
-            gguf = name.endswith(".gguf")
+            gguf = name.endswith(".gguf") and not _is_tower(name)
             stem = (shard_stem(PurePosixPath(name).name) or PurePosixPath(name).stem) if gguf else ""
             groups.setdefault(stem, {})[file.file_path] = file
-    if len(groups) > 1 and not any(_is_weight(path) for path in groups.get("", ())):
+    sides = groups.get("", {})
+    if len(groups) > 1 and not any(_is_weight(path) for path in sides):
         groups.pop("", None)  # side files of GGUF models
+    if len(groups) == 1:  # the tower of the only model goes with it, that of several stays with the others
+        next(iter(groups.values())).update({path: sides[path] for path in sides if _is_tower(path.name)})
     for stem, files in groups.items():
-        match = _GGUF_TYPE.fullmatch(stem)
-        part = stem and f":{match['type'] if match else sorted(path.name for path in files)[0]}"
+        match, own = _GGUF_TYPE.fullmatch(stem), [path.name for path in files if not _is_tower(path.name)]
+        part = stem and f":{match['type'] if match else min(own)}"
         blobs = {file.blob_path: file for file in files.values()}
         yield DownloadedFiles(
             repository=repository.repo_id,
             name=f"{repository.repo_id}{part}",
-            names=tuple(f"{repository.repo_id}:{path.name}" for path in files) if stem else (),
+            names=tuple(f"{repository.repo_id}:{name}" for name in own) if stem else (),
             paths=tuple(files),
             size=sum(file.size_on_disk for file in blobs.values()),
             used=max(file.blob_last_accessed for file in blobs.values()),

@@ -223,8 +223,11 @@ def fingerprint(source: Path) -> str:
     """
     if source.is_file():
         from .gguf.file import shard_paths  # only files of this kind need it
+        from .gguf.seeing import tower_of
 
-        folder, names = source.parent, [path.name for path in shard_paths(source)]
+        tower = tower_of(source)
+        folder, paths = source.parent, [*shard_paths(source), *([] if tower is None else [tower])]
+        names = [path.name for path in paths]
     else:
         folder = source
         patterns = ("*.safetensors", "*.safetensors.index.json", "*.onnx", "*.onnx.data")

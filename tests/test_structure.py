@@ -24,7 +24,7 @@ deferred_imports
 proto exporter.demo exporter.gguf exporter.quantized graph_opt.graph
 client
 exporter.config
-exporter.gguf.architectures
+exporter.gguf.architectures exporter.gguf.projectors
 exporter graph_opt.passes
 exporter.layers
 exporter.layouts exporter.encoders exporter.models

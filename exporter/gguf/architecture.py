@@ -50,7 +50,7 @@ NORMS_BEHIND = {
 }  # of architectures with norms behind attention and the feed-forward layer
 _EXPERT = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 _BARE = ("self_attn.sinks",)  # parameters whose names have no suffix
-_TOWER = "clip"  # the architecture that llama.cpp writes for every vision tower
+TOWER = "clip"  # the architecture that llama.cpp writes for every vision tower
 
 
 Tensors = Mapping[str, StoredTensor]
@@ -84,7 +84,7 @@ class Architecture:
         experts: the scope of a layer's experts, whose weights are stacked; empty without experts.
         expert_names: the names of an expert's modules, by those of the stacks.
         rows: by the end of a stored name, the function that returns the rows of each tensor in it.
-        joined: by the end of a name, how it is made of two stored tensors.
+        joined: by the end of a name, how it is made of several stored tensors.
         numbers: keys of metadata, with their prefix, that are lists of a number for each layer; the name of
             the layer's parameter, and its shape of one element.
         constants: ends of names of vectors whose numbers are equal, in all layers, and the key of config.json
@@ -120,7 +120,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A tensor that files store as two.
+    """A tensor that files store as several.
 
     Args:
         parts: ends of Hugging Face's names of the parts.
@@ -128,9 +128,9 @@ class Join:
         make: returns it from the arrays of the parts.
     """
 
-    parts: tuple[str, str]
-    shape: Callable[[Shape, Shape], Shape]
-    make: Callable[[Array, Array], Array]
+    parts: tuple[str, ...]
+    shape: Callable[..., Shape]
+    make: Callable[..., Array]
 
 
 def tensor_name(name: str, known: Architecture) -> str:
@@ -197,10 +197,10 @@ def architecture(metadata: Mapping[str, Any]) -> Architecture:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError("the GGUF file has no 'general.architecture'")
-    if name == _TOWER:
+    if name == TOWER:
         raise UnsupportedModelError(
             "this GGUF file (mmproj) holds the vision tower of a model alone; give the file of its decoder, "
-            "which reads text only, or its safetensors checkpoint, which sees"
+            "beside which it lies"
         )
     place = name.replace("-", "_")
     known = any(each.name == place for each in pkgutil.iter_modules(modules.__path__))

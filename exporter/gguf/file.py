@@ -7,7 +7,7 @@ import importlib.util
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class GgufFile:
         if importlib.util.find_spec("gguf") is None:  # decodes blocks that no kernel reads as they are
             raise MissingExtraError(f"the GGUF file {path}", "gguf", "gguf")
         self.paths = shard_paths(path)
-        files = [_read_header(part) for part in self.paths]
+        files = [read_file(part) for part in self.paths]
         self._files = [file for file, _ in files]
         self.metadata: dict[str, Any] = files[0][1].metadata
         count = self.metadata.get("split.count", 1)
@@ -70,7 +70,7 @@ class GgufFile:
         for data, header in files:
             for info in header.tensors:
                 self._add(data, info)
-        self._join()
+        join(self.tensors, self.architecture.joined, self.paths[0])
         self._add_numbers()
         self._constants = dict(self._take_constants())
 
@@ -78,6 +78,11 @@ class GgufFile:
     def config(self) -> dict[str, Any]:
         """The config.json that corresponds to the file's metadata."""
         return config_of(self.metadata, self.tensors, self._factors, self._constants)
+
+    @property
+    def preprocessor(self) -> dict[str, Any] | None:
+        """The preprocessor_config.json of a model that sees; None for a model of text."""
+        return None
 
     @property
     def quantization(self) -> dict[str, Any] | None:
@@ -164,16 +169,6 @@ class GgufFile:
         offset = form.norm_offset if shifted else 0.0
         change = next((view for end, view in form.views.items() if name.endswith(end)), None)
         yield name, GgufTensor(data, info, self._order(info), offset, change)
-
-    def _join(self) -> None:
-        """Replace tensors that are parts of one by it."""
-        for end, join in self.architecture.joined.items():
-            for name in [name for name in self.tensors if name.endswith(join.parts[0])]:
-                stem = name.removesuffix(join.parts[0])
-                other = self.tensors.pop(stem + join.parts[1], None)
-                if other is None:
-                    raise damaged(self.paths[0], f"it has '{name}' without '{stem + join.parts[1]}'")
-                self.tensors[stem + end] = JoinedTensor(self.tensors.pop(name), other, join)
 
     def _add_numbers(self) -> None:
         """Add parameters that the metadata hold as lists of numbers."""
@@ -330,20 +325,20 @@ class GgufTensor:
 
 
 class JoinedTensor:
-    """A tensor made of two stored ones. It is read as floats: its rows are no rows of the file."""
+    """A tensor made of several stored ones. It is read as floats: its rows are no rows of the file."""
 
     packed = None
     halves = None
     dtype: np.dtype[Any] = np.dtype(np.float32)
 
-    def __init__(self, first: StoredTensor, second: StoredTensor, join: Join) -> None:
-        self.path, self.shape = first.path, join.shape(first.shape, second.shape)
-        self._parts, self._make = (first, second), join.make
+    def __init__(self, parts: Sequence[StoredTensor], form: Join) -> None:
+        self.path, self.shape = parts[0].path, form.shape(*(part.shape for part in parts))
+        self._parts, self._make = parts, form.make
 
     def read(self, view: Callable[[Array], Array]) -> Array:
         """Return the view of the tensor, float32."""
-        first, second = (part.read(lambda array: array) for part in self._parts)
-        return np.ascontiguousarray(view(self._make(first, second)), np.float32)
+        parts = (part.read(lambda array: array) for part in self._parts)
+        return np.ascontiguousarray(view(self._make(*parts)), np.float32)
 
 
 class NumberTensor:
@@ -361,6 +356,27 @@ class NumberTensor:
         return np.ascontiguousarray(view(np.full(self.shape, self._value, np.float32)), np.float32)
 
 
+def join(tensors: dict[str, StoredTensor], joined: Mapping[str, Join], path: Path) -> None:
+    """Replace tensors that are parts of one by it.
+
+    Args:
+        tensors: by name.
+        joined: by the end of the name of the whole, how it is made.
+        path: the file, for messages.
+
+    Raises:
+        CheckpointError: a part is missing.
+    """
+    for end, form in joined.items():
+        for first in [name for name in tensors if name.endswith(form.parts[0])]:
+            stem = first.removesuffix(form.parts[0])
+            parts = [tensors.pop(stem + part, None) for part in form.parts]
+            found = [part for part in parts if part is not None]
+            if len(found) < len(parts):
+                raise damaged(path, f"it has '{first}' without '{stem + form.parts[parts.index(None)]}'")
+            tensors[stem + end] = JoinedTensor(found, form)
+
+
 def _parts(info: TensorInfo, count: int, *, rows: bool = False) -> Iterator[TensorInfo]:
     """Yield equal parts of a tensor along its first axis: without the axis, or ``rows`` of a matrix."""
     size = info.size // count
@@ -375,7 +391,12 @@ def _array(data: OpenFile, info: TensorInfo, dtype: npt.DTypeLike | None = None)
     return flat if dtype == np.uint8 else flat.reshape(info.shape)
 
 
-def _read_header(path: Path) -> tuple[OpenFile, Header]:
+def read_file(path: Path) -> tuple[OpenFile, Header]:
+    """Return a file, open, and its header.
+
+    Raises:
+        CheckpointError: it cannot be read, or is damaged.
+    """
     file, known = OpenFile(path), _FIRST_BYTES
     if file.size == 0:
         raise CheckpointError(f"{path} is empty")
@@ -395,6 +416,11 @@ def shard_stem(name: str) -> str | None:
 def is_projector(name: str) -> bool:
     """Return whether a file is named as one of a vision tower, which lies beside that of its decoder."""
     return "mmproj" in name.lower()
+
+
+def gguf_files(path: Path) -> list[Path]:
+    """Return the GGUF files in the folder of a file, sorted."""
+    return sorted(file for file in path.parent.iterdir() if file.suffix.lower() == GGUF_SUFFIX)
 
 
 def shard_paths(path: Path) -> list[Path]:

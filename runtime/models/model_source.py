@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property
@@ -16,6 +16,7 @@ from ...exporter.audio_processor import hears
 from ...exporter.encoders.names import is_encoder
 from ...exporter.facts import GraphFacts
 from ...exporter.gguf.file import GGUF_SUFFIX, GgufFile, shard_paths
+from ...exporter.gguf.seeing import gguf_file, tower_of, towers_beside
 from ...exporter.image_processor import has_processor, has_tower
 from ...exporter.package import (
     AUDIO_FILE,
@@ -33,7 +34,8 @@ from ...storage.cache import cache_key, cached_folder
 from ...storage.file_identity import Identity, identity_of
 from ...storage.hashes import content_key
 from ...storage.known_contents import known_key, learn_content
-from ...storage.remembered import remembered
+from ...storage.remembered import recalled, remembered
+from ...storage.stored_tensor import StoredTensor
 from ..process.garbage import collector_paused
 from .context import ContextLengths, optional_config, stated_lengths
 from .exported import exported_package, quantized_package, recipe_facts, recipe_of
@@ -310,6 +312,49 @@ class InPlaceModel(SourceModel):
         """Return a hash that tells these files from any others."""
 
     @cached_property
+    def sees(self) -> bool:
+        return has_tower(self.config) and (bool(self.config.get("encoder")) or has_processor(self.folder))
+
+    @property
+    def hears(self) -> bool:
+        return hears(self.config)
+
+    def sight_folder(self) -> Path:
+        """See ``SourceModel``; it is written into the cache once.
+
+        Raises:
+            CheckpointError: its picture processor or a weight is damaged.
+            UnsupportedModelError: its picture processor, or an option of it, is not supported.
+        """
+        from ...exporter.export import sight
+
+        def build(folder: Path) -> None:
+            write = sight(self.folder, self.config, self._tensors)
+            if write is not None:
+                write(folder)
+
+        key = cache_key(vision=self._sight_content)
+        return cached_folder("vision", key, build, {"model": self.name})
+
+    def encoders(self) -> list[ir.Model]:
+        from ...exporter.export import encoder_models
+
+        if not (self.sees or self.hears):
+            return []
+        found = encoder_models(self.folder, self.config, self._tensors)
+        return [] if found is None else list(found[1].values())
+
+    @property
+    def _tensors(self) -> Mapping[str, StoredTensor] | None:
+        """The tensors by name; None for those of the folder."""
+        return None
+
+    @property
+    def _sight_content(self) -> str:
+        """A hash of the content of what it sees or hears with."""
+        return self.content_key
+
+    @cached_property
     def graph(self) -> ir.Model:
         """The graph, see ``build``. It is shared and must not be changed."""
         return self.build()
@@ -361,13 +406,15 @@ class GgufModel(InPlaceModel):
     """A GGUF file that runs in place.
 
     Args:
+        tower: the file of its vision tower; None for a model of text.
         opened: returns the file, whose header is read once.
-        known: its identity when it was resolved.
-        key: of its content, see ``known_key``.
+        known: the identities of the file and of its tower's when they were resolved.
+        key: of their content, see ``known_key``.
     """
 
+    tower: Path | None = field(kw_only=True)
     opened: Callable[[], GgufFile] = field(kw_only=True, compare=False, repr=False)
-    known: Identity = field(kw_only=True, compare=False, repr=False)
+    known: tuple[Identity, ...] = field(kw_only=True, compare=False, repr=False)
     key: str = field(kw_only=True, compare=False, repr=False)
 
     def build(self, *, stored: bool = False) -> ir.Model:
@@ -391,6 +438,10 @@ class GgufModel(InPlaceModel):
         return exported_package(self.model_path)
 
     @property
+    def _tensors(self) -> Mapping[str, StoredTensor]:
+        return self.opened().tensors
+
+    @property
     def quantization(self) -> str | None:
         """The type of most of its weights."""
         return self.opened().main_type
@@ -406,8 +457,8 @@ class GgufModel(InPlaceModel):
 
     def identity(self) -> str:
         """Return the key of the content if the files are those that were resolved, else their own."""
-        now = identity_of(shard_paths(self.model_path))
-        return self.key if now == self.known else now.own
+        now = (identity_of(shard_paths(self.model_path)), *_identities(self.tower))
+        return self.key if now == self.known else "+".join(each.own for each in now)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -416,7 +467,7 @@ class GgufModel(InPlaceModel):
             yield
             content = self.opened().content()
         if content is not None:
-            learn_content(self.known, content)
+            learn_content(self.known[0], content)
 
 
 @dataclass(frozen=True)
@@ -437,36 +488,9 @@ class CheckpointModel(InPlaceModel):
         recipe = recipe_of(self.method)
         return checkpoint_graph(self.folder, self.config, recipe, fingerprint(self.folder), self.progress)
 
-    @cached_property
-    def sees(self) -> bool:
-        return has_tower(self.config) and (bool(self.config.get("encoder")) or has_processor(self.folder))
-
     @property
-    def hears(self) -> bool:
-        return hears(self.config)
-
-    def sight_folder(self) -> Path:
-        """See ``SourceModel``; it is written into the cache once.
-
-        Raises:
-            CheckpointError: its picture processor or a weight is damaged.
-            UnsupportedModelError: its picture processor, or an option of it, is not supported.
-        """
-        from ...exporter.export import sight
-
-        def build(folder: Path) -> None:
-            write = sight(self.folder, self.config)
-            if write is not None:
-                write(folder)
-
-        key = cache_key(vision=fingerprint(self.folder))
-        return cached_folder("vision", key, build, {"model": self.name})
-
-    def encoders(self) -> list[ir.Model]:
-        from ...exporter.export import encoder_models
-
-        found = encoder_models(self.folder, self.config) if self.sees or self.hears else None
-        return [] if found is None else list(found[1].values())
+    def _sight_content(self) -> str:
+        return fingerprint(self.folder)  # not of how the decoder is quantized
 
     def export(self) -> Package:
         return exported_package(self.folder, self.method, self.progress)
@@ -502,12 +526,19 @@ class CheckpointModel(InPlaceModel):
 
 
 def gguf_in_place(name: str, path: Path) -> GgufModel:
-    """Return a GGUF file with configuration and tokenizer in the cache, where they are written once."""
-    first = shard_paths(path)[0]
+    """Return a GGUF file with configuration and tokenizer in the cache, where they are written once.
+
+    Raises:
+        CheckpointError: a file is damaged, or the vision tower beside it is of another model.
+        UnsupportedModelError: carryall cannot read what it holds.
+    """
+    paths = shard_paths(path)
+    first, identity = paths[0], identity_of(paths)
+    tower = _tower(first, identity)
 
     @functools.cache
     def opened() -> GgufFile:
-        file = GgufFile(first)
+        file = gguf_file(first, tower)
         file.watch()
         return file
 
@@ -517,11 +548,29 @@ def gguf_in_place(name: str, path: Path) -> GgufModel:
         with collector_paused():
             write_gguf_sides(opened(), folder, to_open=True)
 
-    paths = shard_paths(path)
-    identity = identity_of(paths)
-    key = known_key(identity, paths)
+    key, known = known_key(identity, paths), (identity, *_identities(tower))
+    if tower is not None:
+        key = cache_key(decoder=key, tower=known_key(known[1], [tower]))
     folder = cached_folder("gguf", cache_key(gguf=key), build, {"model": name})
-    return GgufModel(name, folder, first, opened=opened, known=identity, key=key)
+    return GgufModel(name, folder, first, tower=tower, opened=opened, known=known, key=key)
+
+
+def _identities(tower: Path | None) -> list[Identity]:
+    return [] if tower is None else [identity_of([tower])]
+
+
+def _tower(first: Path, identity: Identity) -> Path | None:
+    """Return ``tower_of`` a decoder, which is kept: to find it reads all tokens of the decoder."""
+    beside = {file.name: identity_of([file]).own for file in towers_beside(first)}
+    if not beside:
+        return None
+    key = cache_key(tower_of=identity.own, beside=beside)
+    known = recalled(key)
+    if known is None:
+        if (found := tower_of(first)) is None:
+            return None
+        known = remembered(key, lambda: {"name": found.name})
+    return first.with_name(known["name"])
 
 
 def resolve_model(

@@ -68,6 +68,7 @@ SIDE = ["config.json", "tokenizer.json", "README.md"]
 ONNX = [*SIDE, "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_q4.onnx", "onnx/model_q4f16.onnx"]
 SHARDS = ["x-Q8_0-00001-of-00002.gguf", "x-Q8_0-00002-of-00002.gguf"]
 GGUF = ["README.md", "x-Q4_K_M.gguf", *SHARDS]
+TOWERS = [f"mmproj-x-{kind}.gguf" for kind in ("Q8_0", "BF16", "f16", "F32")]
 GENAI = [*(f"cpu/{name}" for name in ("genai_config.json", "model.onnx", "vocab.txt")), "gpu/x.onnx"]
 
 
@@ -81,6 +82,10 @@ GENAI = [*(f"cpu/{name}" for name in ("genai_config.json", "model.onnx", "vocab.
         (ONNX, "onnx/model_q4f16.onnx", "onnx/model_q4f16.onnx", {*SIDE[:2], "onnx/model_q4f16.onnx"}),
         (GGUF, "Q4_K_M", "x-Q4_K_M.gguf", {"x-Q4_K_M.gguf"}),
         (GGUF, "q8_0", SHARDS[0], {*SHARDS}),
+        ([*GGUF, *TOWERS], "Q4_K_M", "x-Q4_K_M.gguf", {"x-Q4_K_M.gguf", TOWERS[2]}),
+        ([*GGUF, *TOWERS[:2], *TOWERS[3:]], "q8_0", SHARDS[0], {*SHARDS, TOWERS[1]}),
+        ([*GGUF, TOWERS[0]], "Q4_K_M", "x-Q4_K_M.gguf", {"x-Q4_K_M.gguf", TOWERS[0]}),
+        ([*GGUF, "y/mmproj-F16.gguf"], "Q4_K_M", "x-Q4_K_M.gguf", {"x-Q4_K_M.gguf"}),
         (GENAI, "cpu", "cpu", {*GENAI[:3]}),
     ],
 )  # fmt: skip
@@ -105,7 +110,7 @@ def test_of_several_types_the_first_that_fits_is_chosen(
 ) -> None:
     found, wanted = hub.choose(sizes, None, "org/x", memory)
     assert place in found
-    assert wanted == [found]
+    assert wanted == [found, *(name for name in sizes if "mmproj" in name)]
 
 
 def test_shards_are_one_file_of_their_total_size() -> None:

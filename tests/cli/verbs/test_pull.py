@@ -63,6 +63,21 @@ def test_a_model_is_pulled_run_listed_and_removed(carryall: Carryall, tmp_path: 
 
 
 @pytest.mark.long
+def test_the_tower_of_the_only_model_comes_and_goes_with_it(carryall: Carryall, tmp_path: Path) -> None:
+    for kind in ("F16", "F32"):
+        (StandIn.folder / f"mmproj-Tiny-{kind}.gguf").write_bytes(b"GGUF")
+    assert carryall("pull", "org/tiny").returncode == 0
+    assert any("mmproj-Tiny-F16" in path for path in StandIn.requested)
+    assert not any("mmproj-Tiny-F32" in path for path in StandIn.requested)
+    (listed,) = json.loads(carryall("list", "--json").stdout)
+    size = (StandIn.folder / "Tiny-Q4_0.gguf").stat().st_size
+    assert (listed["name"], listed["downloaded_bytes"]) == ("org/tiny:Q4_0", size + len(b"GGUF"))
+    assert carryall("rm", "org/tiny").returncode == 0
+    assert carryall("list", "--json").stdout == "[]\n"
+    assert not list((tmp_path / "home" / "hub").glob("models--*"))
+
+
+@pytest.mark.long
 def test_the_files_of_a_user_are_listed_and_stay(carryall: Carryall) -> None:
     path = str(StandIn.folder / "Tiny-Q4_0.gguf")
     assert carryall("run", path, "hello", "--raw", "--max-tokens", "2").returncode == 0
