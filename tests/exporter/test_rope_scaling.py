@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from exporter_golden import NEW_TOKENS, golden_path, prompt
+from tiny_encoders import write_tiny_encoder
 from tiny_gguf import write_gguf
 from tiny_models import tiny_config, write_tiny
 
@@ -19,6 +20,9 @@ from carryall.errors import UnsupportedModelError, UsageError
 from carryall.exporter.config import context_lengths
 from carryall.exporter.family import normalised_config
 from carryall.exporter.rope_scaling import scaled_config
+from carryall.runtime.models.config import ModelConfig
+from carryall.runtime.service.core.model_folder import encoder_loader
+from carryall.runtime.tasks.plan import plan
 
 ORIGINAL = 32  # tokens; the golden files hold positions up to 46
 GOLDEN: dict[str, dict[str, Any]] = {"llama-yarn": {"head_dim": 16}, "llama-linear": {}}
@@ -154,6 +158,21 @@ def test_a_package_is_refused_with_the_remedy(tmp_path: Path) -> None:
     export(folder, tmp_path / "package")
     with pytest.raises(UsageError, match="carryall export SRC DST --rope-scaling yarn:4"):
         LLM(tmp_path / "package", rope_scaling="yarn:4")
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_encoder(tmp_path / "encoder", "bert")
+    with pytest.raises(UsageError, match="is a text encoder"):
+        encoder_loader(ModelConfig(model=folder, rope_scaling="yarn:4"), warm_up=False)
+    with pytest.raises(UsageError, match="is a text encoder"):
+        export(folder, tmp_path / "package", rope_scaling="yarn:4")
+
+
+def test_a_plan_is_of_the_longer_context(tmp_path: Path) -> None:
+    folder = write_tiny("llama", tmp_path / "tiny")
+    report = plan(folder, bandwidth=1e10, rope_scaling="yarn:4")
+    assert report.context_length == 512
+    assert report.command.endswith("--rope-scaling yarn:4")
 
 
 def test_a_context_that_is_too_long_names_the_option(tmp_path: Path) -> None:
