@@ -25,6 +25,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 
+rope_scaling_option = click.option(
+    "--rope-scaling",
+    metavar="TYPE:FACTOR",
+    help="Extend the context by a scaling of the rotary embedding: yarn:4 makes it 4 times as long; or "
+    "linear:2, dynamic:2.",
+)
+
 
 def print_json(document: Any) -> None:
     """Print ``document`` to stdout as one line of JSON; NaN becomes null."""

@@ -103,7 +103,7 @@ class _Shown:
 
     def fill(self) -> None:
         """Show the work as complete; the last small steps may not have been reported."""
-        if isinstance(self._shown, _Bar):
+        if self._shown is not None:
             self._shown.fill()
 
     def stop(self) -> None:
@@ -178,13 +178,21 @@ class _PlainLines:
     def __init__(self, label: str, begun: float) -> None:
         self._label = label
         self._next = begun + FIRST_LINE_SECONDS
+        self._share: int | None = None  # of the last line
 
     def __call__(self, done: int, total: int, left: float | None) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + NEXT_LINE_SECONDS
             until = "" if left is None or done >= total else f", about {duration(left)} left"
-            self.say(f"{self._label}: {100 * done // max(total, 1)} %{until}")
+            self._share = 100 * done // max(total, 1)
+            self.say(f"{self._label}: {self._share} %{until}")
+
+    def fill(self) -> None:
+        """Print the whole, where a line has told of a part."""
+        if self._share is not None and self._share < 100:
+            self._share = 100
+            self.say(f"{self._label}: 100 %")
 
     def say(self, text: str) -> None:
         from rich.console import Console

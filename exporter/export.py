@@ -43,6 +43,7 @@ from .image_processor import (
 from .package import AUDIO_FILE, MODEL_FILE, TEXT_ENCODER_FILE, VISION_FILE, Package, fingerprint
 from .package_writing import check_paths, check_tokenizer, write_package
 from .quantized.formats import QuantizedCheckpoint, read_quantized
+from .rope_scaling import scaled_config
 from .safetensors_files import safetensors_of
 from .weights import Checkpoint, WeightWarning
 
@@ -126,8 +127,8 @@ class ExportedGraph:
 
 
 Tensors = Mapping[str, StoredTensor] | None  # by name; None for those of the folder
-# Returns the portable graph of a folder with configuration and tokenizer, and of tensors.
-Build = Callable[[Path, Tensors], ExportedGraph]
+# Returns the portable graph of a folder with a tokenizer, of a config.json, and of tensors.
+Build = Callable[[Path, RawConfig, Tensors], ExportedGraph]
 
 
 def encoder_models(
@@ -193,6 +194,7 @@ def export_package(
     content: str | None = None,
     progress: Progress | None = None,
     text_only: bool = False,
+    rope_scaling: str | None = None,
 ) -> Package:
     """Export a checkpoint folder into a package.
 
@@ -205,9 +207,11 @@ def export_package(
         content: the fingerprint of what was exported; by default that of ``source``.
         progress: called after each tensor written.
         text_only: leave out what a model sees pictures with.
+        rope_scaling: such as ``yarn:4``, in place of that of config.json, see ``scaled_config``.
 
     Raises:
-        UsageError: ``text_only`` for a model that writes down sound or pictures.
+        UsageError: ``text_only`` for a model that writes down sound or pictures, or a rope that cannot be
+            scaled so far.
         OutputExistsError: ``out`` is not empty.
         UnsupportedModelError: see ``export_model``.
         CheckpointError: see ``export_model``, or the tokenizer is missing or damaged.
@@ -216,6 +220,8 @@ def export_package(
     raw = None if _is_gguf(source) else check_paths(source, out)  # before any work
     with opened(source, raw) as (folder, tensors, stored):
         config = check_paths(folder, out) if raw is None else raw
+        if rope_scaling is not None:
+            config = scaled_config(config, rope_scaling)
         check_tokenizer(folder)
         if text_only and normalised_config(config).encoder_width:
             raise UsageError(
@@ -227,7 +233,7 @@ def export_package(
             head = draft_head_model(folder, config, tensors)
             graph = ExportedGraph(export_model(folder, config, tensors), folder, stored, head=head)
         else:
-            graph = replace(build(folder, tensors), quantization=stored)
+            graph = replace(build(folder, config, tensors), quantization=stored)
         if change is not None:
             graph = change(graph)
         return write_package(

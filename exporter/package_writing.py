@@ -94,8 +94,9 @@ def write_package(
                 with writing(folder / name):
                     shutil.copyfile(source / name, folder / name)
         if not (folder / CONFIG_FILE).is_file():  # onnxruntime-genai has other files
-            _write_json(folder / CONFIG_FILE, config)
             _write_json(folder / GENERATION_FILE, read_generation_config(source))
+        if not (folder / CONFIG_FILE).is_file() or read_config(source) != config:
+            _write_json(folder / CONFIG_FILE, config)
         tokens = _read_bos_eos(source, config)
         if context_length is not None and not states_length(config):
             config = {**config, LENGTH_KEYS[0]: context_length}

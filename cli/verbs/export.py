@@ -9,7 +9,7 @@ import click
 
 from ...graph_opt.quantize.methods import METHODS
 from ...runtime.tasks.export import export
-from ..options import json_option, quiet_option
+from ..options import json_option, quiet_option, rope_scaling_option
 from ..progress import phases
 
 
@@ -43,6 +43,7 @@ from ..progress import phases
 @click.option(
     "--text-only", is_flag=True, help="Leave out what the model sees pictures with: smaller, for text."
 )
+@rope_scaling_option
 @json_option
 @quiet_option
 def command(
@@ -53,6 +54,7 @@ def command(
     adapter: Path | None,
     layout: Literal["carryall", "transformers.js"],
     text_only: bool,
+    rope_scaling: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -69,6 +71,7 @@ def command(
         carryall export ./Qwen3-0.6B qwen3-int4 --quantize int4
         carryall export ./some-new-model model --via optimum
         carryall export ./Qwen3-0.6B tuned --adapter ./my-lora
+        carryall export ./Qwen3-0.6B long --rope-scaling yarn:4
         carryall export ./Qwen3-0.6B web --quantize int4 --layout transformers.js
     """
     method = None if quantize == "none" else quantize
@@ -81,6 +84,7 @@ def command(
             adapter=adapter,
             layout=layout,
             text_only=text_only,
+            rope_scaling=rope_scaling,
             progress=tell,
         )
     click.echo(result.to_json() if as_json else str(result))

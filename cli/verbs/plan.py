@@ -6,7 +6,7 @@ import click
 
 from ...options import TOKENS
 from ...runtime.tasks.plan import MOST_BATCH, plan
-from ..options import BYTES, amount, json_option, model_argument, quiet_option
+from ..options import BYTES, amount, json_option, model_argument, quiet_option, rope_scaling_option
 from ..progress import phases
 
 _RATES = {f"{unit}/s" if unit else "": factor for unit, factor in BYTES.items()}
@@ -29,6 +29,7 @@ _RATES = {f"{unit}/s" if unit else "": factor for unit, factor in BYTES.items()}
     callback=amount("number of tokens", TOKENS, "8k"),
     help="Tokens of a sequence, such as 8k.  [default: the model's own, at most 8192]",
 )
+@rope_scaling_option
 @click.option(
     "--batch", type=click.IntRange(1, MOST_BATCH), default=1, show_default=True, help="Sequences at once."
 )
@@ -46,6 +47,7 @@ def command(
     memory: float | None,
     bandwidth: float | None,
     context: float | None,
+    rope_scaling: str | None,
     batch: int,
     goal: str,
     as_json: bool,
@@ -63,6 +65,7 @@ def command(
         carryall plan demo
         carryall plan ./qwen3-8b --memory 16GB --bandwidth 100GB/s --context 8k --batch 16
         carryall plan qwen3.5-9b
+        carryall plan ./qwen3-8b --rope-scaling yarn:4 --context 128k
         carryall plan model.gguf --goal speed --json
     """
     with phases(quiet=quiet or as_json) as tell:
@@ -71,6 +74,7 @@ def command(
             memory=None if memory is None else int(memory),
             bandwidth=bandwidth,
             context_length=None if context is None else int(context),
+            rope_scaling=rope_scaling,
             batch=batch,
             goal="speed" if goal == "speed" else "quality",
             progress=tell,

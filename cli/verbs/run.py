@@ -194,8 +194,18 @@ def command(
         print_json(document(loaded.name, text, output))
         return
     click.echo("" if streamed else "\n\n".join(f"[{one.index}] {one.text}" for one in output.outputs))
+    if not quiet and not raw and written is text and not alone:
+        _tell_continued(loaded.name, output)
     if not quiet and sys.stderr.isatty():
         click.secho(generation.speed_line(output), dim=True, err=True)
+
+
+def _tell_continued(name: str, output: RequestOutput) -> None:
+    """Say on stderr that a text was continued, not answered: at a terminal, and where nothing came of it."""
+    ended = all(one.finish_reason == "stop" and not one.text for one in output.outputs)
+    if ended or sys.stderr.isatty():
+        what = f"{name} has no chat template, so the text was continued, as --raw does"
+        click.echo(f"{what}; the model ended it at once" if ended else what, err=True)
 
 
 def _talk(

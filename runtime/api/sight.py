@@ -139,7 +139,14 @@ class Sight:
             return list(pieces)
         places = _places(pictures)
         found = [match.group() for piece in pieces for match in places.finditer(piece)]
-        if found != [picture.place for picture in pictures]:
+        wanted = [picture.place for picture in pictures]
+        video = self._encoder.processor.texts.get("video")
+        if video in wanted and video not in found:
+            raise ChatTemplateError(
+                "the chat template writes no place for a video: this model reads pictures, not videos; send "
+                "frames as pictures"
+            )
+        if found != wanted:
             names = " or ".join(sorted({f"'{picture.place}'" for picture in pictures}))
             raise ChatTemplateError(
                 f"the chat template writes {len(found)} places {names} for {len(pictures)} pictures and "

@@ -95,8 +95,8 @@ class TokenBatches:
 
         if file is None or not (folder / TOKENIZER_FILE).is_file():
             raise ModelNotFoundError(
-                f"{folder} is not a package, a checkpoint or a folder of an encoder, which needs "
-                f"{' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}; {_OF_DECODERS}"
+                f"{folder if file is None else file} is not a package, a checkpoint or a folder of an "
+                f"encoder, which needs {' or '.join(MODEL_FILES)}, and {TOKENIZER_FILE}; {_OF_DECODERS}"
             )
         self.path = file
         stated = max_tokens or stated_length(folder)

@@ -180,7 +180,11 @@ def _identity(spec: BatchSpec, progress: Progress | None = None) -> dict[str, st
     """Return the identity of a job's model and adapters."""
     given = spec.loading
     return model_identity(
-        spec.model, quantize=given.get("quantize"), loras=given.get("loras"), progress=progress
+        spec.model,
+        quantize=given.get("quantize"),
+        rope_scaling=given.get("rope_scaling"),
+        loras=given.get("loras"),
+        progress=progress,
     )
 
 

@@ -22,6 +22,7 @@ def model_identity(
     model: str,
     *,
     quantize: str | None = None,
+    rope_scaling: str | None = None,
     loras: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, str]:
@@ -30,6 +31,7 @@ def model_identity(
     Args:
         model: as for ``load_model``; exported and quantized into the cache where needed.
         quantize: as for ``load_model``.
+        rope_scaling: as for ``load_model``.
         loras: folders of LoRA adapters, by name.
         progress: called for every tensor that is written.
 
@@ -39,7 +41,7 @@ def model_identity(
     if (encoder := encoder_folder(model)) is not None:
         names = [str(path.relative_to(encoder)) for path in sorted(encoder.rglob("*")) if path.is_file()]
         return {"encoder": _hexdigest(content_key(encoder, names).encode())}
-    files = resolve_model(model, quantize=quantize, progress=progress)
+    files = resolve_model(model, quantize=quantize, rope_scaling=rope_scaling, progress=progress)
     identity = {"weights": _hexdigest(files.content_key.encode())}
     for name in COPIED_FILES:
         path = files.folder / name

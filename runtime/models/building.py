@@ -35,6 +35,7 @@ def build_export(
     build: Build | None = None,
     *,
     text_only: bool = False,
+    rope_scaling: str | None = None,
 ) -> tuple[Package, ExportedGraph, LeftFloat | None]:
     """Export a checkpoint folder or GGUF file into the folder ``out``, and quantize it by a recipe.
 
@@ -46,6 +47,7 @@ def build_export(
         progress: called for every tensor, in the phases ``calibrate``, ``measure`` and ``export``.
         build: see ``export_package``.
         text_only: leave out what a model sees pictures with.
+        rope_scaling: see ``export_package``.
 
     Returns:
         The package, its graph, and what stayed float; None if nothing was quantized.
@@ -72,6 +74,7 @@ def build_export(
             content=content,
             progress=phase(progress, "export"),
             text_only=text_only,
+            rope_scaling=rope_scaling,
         )
     return package, *exported[-1]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import UsageError
+from ...exporter.rope_scaling import parse_rope_scaling
 from ...graph_opt.quantize.methods import METHODS
 from ...options import Checked, check_names, declared, option, shown
 from ...providers import has_argument
@@ -46,6 +47,9 @@ class ModelConfig(Checked):
             provider's choice: carryall's CPU kernels choose int8 for int4 weights and ``bfloat16``, which
             only they have, for int8 weights.
         context_length: maximum tokens of a sequence, prompt and output together; by default the model's own.
+        rope_scaling: extend the context by a scaling of the rotary embedding, in place of the model's own:
+            ``yarn:4`` makes it 4 times as long; or ``linear:2``, ``dynamic:2``. For checkpoints and GGUF
+            files; the longer context is then the default of ``context_length``.
         num_threads: CPU threads; 0 lets the provider choose.
         speculative: speculative decoding with ``prompt-lookup``, with ``mtp``, the model's own head for
             further tokens (``mtp:FOLDER``: with a head from another folder), or with ``draft:MODEL``, a
@@ -80,6 +84,7 @@ class ModelConfig(Checked):
     kv_cache_dtype: Literal["int8", "bfloat16", "float32"] | None = None
     # Without upper bounds: the model and the machine limit these at load.
     context_length: int | None = option(None, least=1, most=math.inf, unit="tokens")
+    rope_scaling: str | None = None
     num_threads: int = option(0, least=0, most=math.inf)
     speculative: str | None = None
     num_speculative_tokens: int | None = option(None, least=1)
@@ -98,6 +103,8 @@ class ModelConfig(Checked):
                 f"provider {shown(self.provider)} has an empty name; name a provider (cpu), places "
                 "(cuda,cpu) or ranges of layers (cuda:0-11,cpu:12-27)"
             )
+        if self.rope_scaling is not None:
+            parse_rope_scaling(self.rope_scaling)
         if self.num_speculative_tokens is not None and self.speculative is None:
             raise UsageError(
                 "num_speculative_tokens has no effect without speculative: set it to prompt-lookup, "

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     from ...graph_opt.quantize.recipe import QuantizationRecipe
 
 
-def exported_package(source: Path, quantize: str | None = None, progress: Progress | None = None) -> Package:
+def exported_package(
+    source: Path,
+    quantize: str | None = None,
+    progress: Progress | None = None,
+    rope_scaling: str | None = None,
+) -> Package:
     """Return the package of a checkpoint folder or GGUF file; export it unless that is cached.
 
     Args:
         source: the folder or file.
         quantize: the quantization method; None does not quantize.
         progress: called for every tensor written.
+        rope_scaling: see ``export_package``.
 
     Raises:
         UsageError: it is to be quantized, and already is.
@@ -31,15 +37,22 @@ def exported_package(source: Path, quantize: str | None = None, progress: Progre
         from ...exporter.export import check_float
 
         check_float(source, GgufFile(source).quantization)  # its package is large
-        return quantized_package(exported_package(source, progress=progress), quantize, progress)
-    method, content = recipe_of(quantize), fingerprint(source)
+        package = exported_package(source, progress=progress, rope_scaling=rope_scaling)
+        return quantized_package(package, quantize, progress)
+    method, content = recipe_of(quantize), scaled_content(fingerprint(source), rope_scaling)
 
     def build(folder: Path) -> None:
         from .building import build_export
 
-        build_export(source, folder / _package_name(source), method, content, progress)
+        out = folder / _package_name(source)
+        build_export(source, out, method, content, progress, rope_scaling=rope_scaling)
 
     return _cached(source, content, method, build)
+
+
+def scaled_content(content: str, rope_scaling: str | None) -> str:
+    """Return the key of a content with another rope scaling."""
+    return content if rope_scaling is None else f"{content} {rope_scaling}"
 
 
 def quantized_package(package: Package, quantize: str, progress: Progress | None = None) -> Package:

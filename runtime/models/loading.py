@@ -158,7 +158,9 @@ def load_model(
         check_stages(name)
     if progress is not None and not callable(progress):
         raise UsageError(f"progress must be a function, not {shown(progress)}")
-    source = resolve_model(asked.model, quantize=asked.quantize, progress=progress)
+    source = resolve_model(
+        asked.model, quantize=asked.quantize, rope_scaling=asked.rope_scaling, progress=progress
+    )
     if asked.tower_provider is not None and not (source.sees or source.hears):
         raise UsageError(f"tower_provider has no effect: {source.name} reads text only; omit it")
     _check_adapters(asked, name)

@@ -37,8 +37,18 @@ def with_context(config: RunnerConfig, files: SourceModel) -> RunnerConfig:
             "beside the ONNX file"
         )
     if known is not None and not 1 <= wanted <= known.longest:
-        raise UsageError(f"context_length {wanted} is not in [1, {known.longest}], the range of {files.name}")
+        remedy = "" if wanted < 1 else _longer(files)
+        raise UsageError(
+            f"context_length {wanted} is not in [1, {known.longest}], the range of {files.name}{remedy}"
+        )
     return dataclasses.replace(config, context_length=wanted)
+
+
+def _longer(files: SourceModel) -> str:
+    """Return how a model with a rotary embedding gets a longer context."""
+    if files.canonical:
+        return "; --rope-scaling yarn:4 makes it 4 times as long, if the model has a rotary embedding"
+    return "" if files.package is None else "; export its checkpoint with --rope-scaling for a longer one"
 
 
 def lora_branches(files: SourceModel, modules: Collection[str]) -> GraphPass:

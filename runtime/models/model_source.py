@@ -27,6 +27,7 @@ from ...exporter.package import (
     external_tensors,
     fingerprint,
 )
+from ...exporter.rope_scaling import scaled_config
 from ...exporter.safetensors_files import weight_files
 from ...progress import Progress
 from ...records import dataclass
@@ -38,7 +39,7 @@ from ...storage.remembered import recalled, remembered
 from ...storage.stored_tensor import StoredTensor
 from ..process.garbage import collector_paused
 from .context import ContextLengths, optional_config, stated_lengths
-from .exported import exported_package, quantized_package, recipe_facts, recipe_of
+from .exported import exported_package, quantized_package, recipe_facts, recipe_of, scaled_content
 from .find import find_model, side_folder
 
 if TYPE_CHECKING:
@@ -289,7 +290,35 @@ class InPlaceModel(SourceModel):
     Its graph is built from headers, and its weights are read when it is lowered.
 
     ``model_path`` is the first file. Only providers that lower nothing need a package of it.
+
+    Args:
+        rope_scaling: in place of that of its configuration, see ``ModelConfig``; None leaves it.
     """
+
+    rope_scaling: str | None = field(kw_only=True, default=None)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """See ``SourceModel``; with ``rope_scaling``.
+
+        Raises:
+            CheckpointError: the file is damaged.
+            UnsupportedModelError: the model has no rope, or one that the scaling cannot replace.
+            UsageError: the context would be too long.
+        """
+        raw, scaling = optional_config(self.folder), self.rope_scaling
+        if scaling is None:
+            return raw
+        # Families import the library of graphs, which the start of a prepared model does without.
+        return remembered(cache_key(rope_scaling=scaling, config=raw), lambda: scaled_config(raw, scaling))
+
+    @cached_property
+    def context(self) -> ContextLengths | None:
+        """See ``SourceModel``; who scales a rope wants the longer context, which is then the default."""
+        lengths = stated_lengths(self.config, self.facts)
+        if lengths is None or self.rope_scaling is None:
+            return lengths
+        return ContextLengths(lengths.longest, lengths.longest)
 
     @abc.abstractmethod
     def build(self, *, stored: bool = False) -> ir.Model:
@@ -435,7 +464,7 @@ class GgufModel(InPlaceModel):
         return self.opened().types & FORMS.keys()
 
     def export(self) -> Package:
-        return exported_package(self.model_path)
+        return exported_package(self.model_path, rope_scaling=self.rope_scaling)
 
     @property
     def _tensors(self) -> Mapping[str, StoredTensor]:
@@ -453,12 +482,12 @@ class GgufModel(InPlaceModel):
 
     @cached_property
     def content_key(self) -> str:
-        return self.key
+        return scaled_content(self.key, self.rope_scaling)
 
     def identity(self) -> str:
         """Return the key of the content if the files are those that were resolved, else their own."""
         now = (identity_of(shard_paths(self.model_path)), *_identities(self.tower))
-        return self.key if now == self.known else "+".join(each.own for each in now)
+        return self.content_key if now == self.known else "+".join(each.own for each in now)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -493,7 +522,7 @@ class CheckpointModel(InPlaceModel):
         return fingerprint(self.folder)  # not of how the decoder is quantized
 
     def export(self) -> Package:
-        return exported_package(self.folder, self.method, self.progress)
+        return exported_package(self.folder, self.method, self.progress, self.rope_scaling)
 
     @property
     def unprepared_bytes(self) -> int:
@@ -522,10 +551,11 @@ class CheckpointModel(InPlaceModel):
     def identity(self) -> str:
         """Return a hash of the content of the files and of the recipe."""
         record = recipe_facts(self.method)["record"]
-        return cache_key(content=fingerprint(self.folder), quantization=record)
+        content = scaled_content(fingerprint(self.folder), self.rope_scaling)
+        return cache_key(content=content, quantization=record)
 
 
-def gguf_in_place(name: str, path: Path) -> GgufModel:
+def gguf_in_place(name: str, path: Path, rope_scaling: str | None = None) -> GgufModel:
     """Return a GGUF file with configuration and tokenizer in the cache, where they are written once.
 
     Raises:
@@ -552,7 +582,16 @@ def gguf_in_place(name: str, path: Path) -> GgufModel:
     if tower is not None:
         key = cache_key(decoder=key, tower=known_key(known[1], [tower]))
     folder = cached_folder("gguf", cache_key(gguf=key), build, {"model": name})
-    return GgufModel(name, folder, first, tower=tower, opened=opened, known=known, key=key)
+    return GgufModel(
+        name,
+        folder,
+        first,
+        tower=tower,
+        opened=opened,
+        known=known,
+        key=key,
+        rope_scaling=rope_scaling,
+    )
 
 
 def _identities(tower: Path | None) -> list[Identity]:
@@ -574,44 +613,67 @@ def _tower(first: Path, identity: Identity) -> Path | None:
 
 
 def resolve_model(
-    model: str | Path, *, quantize: str | None = None, progress: Progress | None = None
+    model: str | Path,
+    *,
+    quantize: str | None = None,
+    rope_scaling: str | None = None,
+    progress: Progress | None = None,
 ) -> SourceModel:
     """Find a model; export and quantize it into the cache if needed.
 
     Args:
         model: any form of MODEL, see ``docs/models.md``.
         quantize: the quantization method, such as ``int4``; None does not quantize.
+        rope_scaling: as for ``ModelConfig``.
         progress: called for every tensor written.
 
     Raises:
         ModelNotFoundError: there is no model of that name.
-        UsageError: the model cannot be quantized, or its format is not supported.
+        UsageError: the model cannot be quantized or scaled, or its format is not supported.
         UnsupportedModelError: no exporter supports the model.
         CheckpointError: the checkpoint is damaged.
         PackageError: the package is damaged.
         GraphError: the package's graph is not valid.
     """
     path = find_model(model)
+    if rope_scaling is not None:
+        _check_scalable(path, rope_scaling)
     if path.suffix == ".onnx" and path.is_file():
         if quantize is not None:
             raise UsageError(f"{path} is an ONNX file; quantize it first: carryall quantize {path} OUT")
         return _onnx_file(str(model), path)
     if path.suffix.lower() == GGUF_SUFFIX and path.is_file() and quantize is None:
-        return gguf_in_place(str(model), path)
+        return gguf_in_place(str(model), path, rope_scaling)
     if not Package.is_package(path):
         needs_text = recipe_facts(quantize)["needs_text"]
         if path.is_dir():
             files = weight_files(path)
-            found = CheckpointModel(str(model), path, files[0], method=quantize, progress=progress)
+            found = CheckpointModel(
+                str(model),
+                path,
+                files[0],
+                method=quantize,
+                progress=progress,
+                rope_scaling=rope_scaling,
+            )
             _refuse_encoder(path, str(found.config.get("model_type")))
             if not needs_text:
                 return found
-        return _package_files(str(model), exported_package(path, quantize, progress))
+        return _package_files(str(model), exported_package(path, quantize, progress, rope_scaling))
     package = Package.open(path, read_graph=False)
     _refuse_encoder(path, package.record.model_type)
     if quantize is not None:
         package = quantized_package(package, quantize, progress)
     return _package_files(str(model), package)
+
+
+def _check_scalable(path: Path, rope_scaling: str) -> None:
+    """Refuse to scale the rope of a graph, which computes its angles already."""
+    if (path.suffix == ".onnx" and path.is_file()) or Package.is_package(path):
+        raise UsageError(
+            f"{path} is an exported graph, whose rotary embedding is fixed; take the checkpoint or GGUF "
+            f"file, or export that again: carryall export SRC DST --rope-scaling {rope_scaling}"
+        )
 
 
 def _refuse_encoder(folder: Path, model_type: str) -> None:

@@ -187,7 +187,7 @@ def _opened(model: ModelConfig, prompts: int, progress: Progress | None) -> Iter
 
 
 def _stored_decoder(config: ModelConfig) -> StoredDecoder:
-    source = resolve_model(config.model, quantize=config.quantize)
+    source = resolve_model(config.model, quantize=config.quantize, rope_scaling=config.rope_scaling)
     if source.lowered:
         raise UsageError(f"{source.name} was lowered for a provider, so it cannot be measured as stored")
     return StoredDecoder(source.portable_file(), source.name)

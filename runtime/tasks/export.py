@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ...errors import UsageError
 from ...exporter.adapter import adapter_fingerprint, merge_adapter
-from ...exporter.config import read_config
+from ...exporter.config import RawConfig, read_config
 from ...exporter.encoders.names import is_encoder
 from ...exporter.export import Build, ExportedGraph, Tensors, export_model
 from ...exporter.gguf.file import GGUF_SUFFIX
@@ -20,6 +20,7 @@ from ...exporter.layouts.transformers_js import arrange
 from ...exporter.optimum import trace
 from ...exporter.package import Package, fingerprint
 from ...exporter.package_writing import check_empty, new_folder
+from ...exporter.rope_scaling import parse_rope_scaling
 from ...exporter.safetensors_files import safetensors_of
 from ...graph_opt.graph import graph_facts
 from ...graph_opt.pipeline.pipeline import run
@@ -32,6 +33,7 @@ from ...reports import Report, human_bytes
 from ...storage.scratch import scratch_folder
 from ..models.building import build_export
 from ..models.encoder_package import export_encoder_package
+from ..models.exported import scaled_content
 from ..models.find import find_model
 from ..types.arguments import checked_arguments
 from .quantize import warn_of_much_float
@@ -99,6 +101,7 @@ def export(
     adapter: str | Path | None = None,
     layout: Literal["carryall", "transformers.js"] = "carryall",
     text_only: bool = False,
+    rope_scaling: str | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Convert a Hugging Face checkpoint to a portable ONNX package.
@@ -114,6 +117,8 @@ def export(
         layout: ``transformers.js`` writes the folder that this library loads in browsers and Node.js, with
             ``onnx/model_q4.onnx`` and its keys of config.json; it is no package of carryall.
         text_only: leave out what a model sees pictures with.
+        rope_scaling: extend the context by a scaling of the rotary embedding, in place of the model's own:
+            ``yarn:4``, ``linear:2`` or ``dynamic:2``, see ``ModelConfig``.
         progress: called for every tensor, in bytes.
 
     Raises:
@@ -125,6 +130,8 @@ def export(
     path, out = find_model(source), Path(out)
     adapter = None if adapter is None else Path(adapter)
     _check_source(source, path, merges=adapter is not None, traces=via is not None)
+    if rope_scaling is not None:
+        _check_scaled(source, path, rope_scaling, traces=via is not None)
     recipe = QuantizationRecipe(quantize) if isinstance(quantize, str) else quantize
     start = time.perf_counter()
     check_empty(out)  # before any work
@@ -138,7 +145,14 @@ def export(
     with scratch_folder() as traced, _arranged(out, layout) as folder:
         build = _merging(adapter) if via is None else partial(_traced, path, traced)
         package, graph, left = build_export(
-            path, folder, recipe, _content(path, adapter), progress, build, text_only=blind
+            path,
+            folder,
+            recipe,
+            scaled_content(_content(path, adapter), rope_scaling),
+            progress,
+            build,
+            text_only=blind,
+            rope_scaling=rope_scaling,
         )
     if left is not None:
         warn_of_much_float(str(out), graph.quantization or {}, left)
@@ -175,19 +189,32 @@ def _check_source(source: str | Path, path: Path, *, merges: bool, traces: bool)
         raise UsageError("adapter is merged by carryall's own exporter; omit via, or merge it with PEFT")
 
 
+def _check_scaled(source: str | Path, path: Path, rope_scaling: str, *, traces: bool) -> None:
+    """Check before any work that the rope of a source can be scaled.
+
+    Raises:
+        UsageError: Optimum exports it, it is a text encoder, or ``rope_scaling`` is invalid.
+    """
+    parse_rope_scaling(rope_scaling)
+    if traces:
+        raise UsageError("rope_scaling is applied by carryall's own exporter; omit via")
+    if path.is_dir() and is_encoder(read_config(path)):
+        raise UsageError(f"{source} is a text encoder, whose rotary embedding is fixed; omit rope_scaling")
+
+
 def _merging(adapter: Path | None) -> Build | None:
     """Return how to build a graph with a LoRA adapter in its weights; None for the weights as they are."""
     if adapter is None:
         return None
 
-    def build(folder: Path, tensors: Tensors) -> ExportedGraph:
+    def build(folder: Path, config: RawConfig, tensors: Tensors) -> ExportedGraph:
         merged = merge_adapter(safetensors_of(folder) if tensors is None else tensors, adapter)
-        return ExportedGraph(export_model(folder, tensors=merged), folder)
+        return ExportedGraph(export_model(folder, config, merged), folder)
 
     return build
 
 
-def _traced(checkpoint: Path, scratch: Path, folder: Path, _: Tensors) -> ExportedGraph:
+def _traced(checkpoint: Path, scratch: Path, folder: Path, _: RawConfig, __: Tensors) -> ExportedGraph:
     """Return the graph that Optimum traces, made portable; ``scratch`` holds its weights."""
     model, report = run(trace(checkpoint, scratch), portable_passes())
     return ExportedGraph(model, folder, passes=tuple(one.name for one in report.passes))

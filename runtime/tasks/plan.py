@@ -270,6 +270,7 @@ def plan(
     memory: int | None = None,
     bandwidth: float | None = None,
     context_length: int | None = None,
+    rope_scaling: str | None = None,
     batch: int = 1,
     goal: Literal["quality", "speed"] = "quality",
     progress: Progress | None = None,
@@ -282,6 +283,7 @@ def plan(
         memory: bytes of the machine's memory; None is this machine's.
         bandwidth: of its memory in bytes/s; None measures this machine, and the products of its kernels.
         context_length: tokens of a sequence; None is the model's own, at most 8,192.
+        rope_scaling: extend the context, see ``ModelConfig``.
         batch: sequences at once.
         goal: ``quality`` takes the most accurate form that fits, of those that are quantized; ``speed`` the
             one that reads the fewest bytes a step.
@@ -293,7 +295,7 @@ def plan(
     """
     _check(memory, bandwidth, batch)
     with _headers(model) as place:
-        files = resolve_model(place)
+        files = resolve_model(place, rope_scaling=rope_scaling)
         if files.lowered or files.facts.sizes is None:
             reason = "was lowered for a target" if files.lowered else "is not a decoder with a KV cache"
             raise UsageError(f"{model} {reason}; plan takes a package, a checkpoint folder or a GGUF file")
@@ -322,7 +324,7 @@ def plan(
             forms=tuple(forms),
             choice=None if choice is None else choice.form,
             reason=_reason(forms, choice, goal, size),
-            command="" if choice is None else _command(str(model), choice, forms),
+            command="" if choice is None else _command(str(model), choice, forms, rope_scaling),
         )
 
 
@@ -434,10 +436,12 @@ def _reason(forms: Sequence[PlannedForm], choice: PlannedForm | None, goal: str,
     return "the most accurate quantized form that fits; it reads a quarter of the bytes of float32"
 
 
-def _command(name: str, choice: PlannedForm, forms: Sequence[PlannedForm]) -> str:
+def _command(name: str, choice: PlannedForm, forms: Sequence[PlannedForm], rope_scaling: str | None) -> str:
     words = ["carryall run", name]
     if choice.form != STORED:
         words.append(f"--quantize {choice.form}")
     if choice.kv_cache == _NARROW_KV and len(forms) > 1 and choice.form != "int4-fast":
         words.append(f"--kv-cache-dtype {_NARROW_KV}")
+    if rope_scaling is not None:
+        words.append(f"--rope-scaling {rope_scaling}")
     return " ".join(words)

@@ -59,6 +59,8 @@ def other_value(option: Option) -> tuple[str, Any]:
         return "q_proj", ("q_proj",)
     if option.name == "logits_processors":
         return f"{__name__}:Processor", None
+    if option.name == "rope_scaling":
+        return "yarn:4", "yarn:4"
     if option.name == "num_speculative_tokens":
         return "3", 3
     if option.choices:

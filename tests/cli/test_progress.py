@@ -28,7 +28,7 @@ def test_long_work_outside_a_terminal_writes_plain_lines(
     work()
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "export: 0 %\n"  # the next line is due ten seconds later
+    assert err == "export: 0 %\nexport: 100 %\n"  # no line is due between them
 
 
 def test_another_total_is_the_next_step_and_a_share_never_falls(
@@ -71,6 +71,14 @@ def test_a_line_tells_the_time_that_is_left(
         "export: 25 %, about 3:00 left",
         "export: 100 %",
     ]
+
+
+def test_work_that_ends_before_its_total_is_shown_as_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = printed([(0, 100), (51, 100)], 30.0, "export", capsys, monkeypatch)
+    assert lines[-1] == "export: 100 %"
+    assert lines.count("export: 100 %") == 1
 
 
 def test_a_long_calibration_names_what_is_quicker_once(

@@ -127,10 +127,14 @@ def encoder_loader(model: ModelConfig, *, warm_up: bool) -> ModelLoader | None:
 
     Raises:
         CheckpointError: see ``is_encoder_folder``.
-        UsageError: a ``config.toml`` in the folder is invalid.
+        UsageError: a ``config.toml`` in the folder is invalid, or ``model`` has a ``rope_scaling``.
     """
     if (folder := encoder_folder(model.model)) is None:
         return None
+    if model.rope_scaling is not None:
+        raise UsageError(
+            f"{model.model} is a text encoder, whose rotary embedding is fixed; omit rope_scaling"
+        )
     options = _settings(folder / CONFIG_FILE).encoder
     return ModelLoader(
         _encoder_load(folder, model, options, folder, warm_up=warm_up),

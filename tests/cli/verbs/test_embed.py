@@ -73,6 +73,14 @@ def test_bad_arguments_are_named(encoder: Path, arguments: list[str], message: s
     assert message in run("embed", str(encoder), *arguments, code=2)
 
 
+def test_a_file_that_is_no_encoder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "decoder.gguf"
+    file.write_bytes(b"GGUF")
+    result = CliRunner().invoke(command, ["embed", str(file), "x"])
+    assert result.exit_code == 2
+    assert f"{file} is not a package, a checkpoint or a folder of an encoder" in result.stderr
+
+
 def test_documents_are_ranked(encoder: Path, tmp_path: Path) -> None:
     source = write_tiny_encoder(tmp_path / "source", "bert", CLASSIFIER, id2label={"0": "LABEL_0"})
     carryall.export(source, tmp_path / "ranker")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tiny_models import write_tiny
 
 from carryall import LLM, SamplingParams
 from carryall.cli import carryall
@@ -207,6 +208,21 @@ def test_reset_forgets_the_history(tiny_package: Path) -> None:
     options = ("--max-tokens", 6, "--temperature", 0)
     first, again = run("chat", tiny_package, *options, stdin="hello\n/reset\nhello\n").stdout.splitlines()
     assert first == again
+
+
+def test_a_text_that_ends_at_once_is_explained(tmp_path: Path) -> None:
+    ends = write_tiny("llama", tmp_path / "ends")
+    (ends / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(260))}))
+    settings = json.loads((ends / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (ends / "tokenizer_config.json").write_text(json.dumps(settings))
+    result = run("run", ends, "hello")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (0, "\n", 1)
+    assert (
+        "has no chat template, so the text was continued, as --raw does; the model ended it" in result.stderr
+    )
+    for silent in ("--raw", "--quiet"):
+        assert run("run", ends, "hello", silent).stderr == ""
 
 
 def test_run_asks_a_question_where_the_model_has_a_template(tiny_package: Path) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from carryall import LLM, SamplingParams, StructuredOutput
 from carryall.cli.demo_form import QUESTION, form_schema
+from carryall.errors import ChatTemplateError
 
 FORMS = Path(__file__).resolve().parents[3] / "examples" / "forms"
 WRITTEN: dict[str, dict[str, str]] = json.loads((FORMS / "written.json").read_text(encoding="utf-8"))
@@ -58,6 +59,15 @@ def wrong(ink: tuple[int, int, int] | None = None, **options: Any) -> float:
         for name, value in written.items()
     ]
     return sum(edits(*pair) for pair in pairs) / sum(len(value) for value, _ in pairs)
+
+
+def test_a_video_is_said_to_be_none_of_its_inputs() -> None:
+    video = {"type": "video", "video": [np.zeros((64, 64, 3), np.uint8)] * 4, "fps": 2.0}
+    with (
+        LLM("reader", provider="cpu") as llm,
+        pytest.raises(ChatTemplateError, match="this model reads pictures, not videos"),
+    ):
+        llm.chat([{"role": "user", "content": [video, {"type": "text", "text": "What is shown?"}]}])
 
 
 @pytest.mark.long
