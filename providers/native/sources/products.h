@@ -30,6 +30,7 @@ void quantize(const float* x, int64_t inputs, int64_t block, Rows rows, int64_t 
 }
 
 constexpr int64_t kAheadBytes = 10 << 10;  // how far ahead memory is asked for: about its latency times its bandwidth
+constexpr int64_t kAheadOfStream = 4 << 10;  // the same, where scales lie beside values
 
 constexpr int64_t kHiddenRows = 4;              // rows whose products take as long as their weights
 
@@ -39,24 +40,30 @@ class Later {
   // Hardware foresees one stream of lines, but not that zero points, multiples and scales lie behind the values; and it
   // asks too late where the products of a line take as long as the line. `always` asks for one stream too. `together` tiles
   // are computed at a time. Where rows are computed in passes, each asks for its part, so that memory is never idle.
+  //
+  // Blocks of GGUF files lie one behind the other with their scales, so a single pass asks a few KB ahead of what it reads. Scales that
+  // lie behind all values are read with the first of them, so there a tile is asked for as a whole.
   CARRYALL_INLINE Later(const Weights& w, int64_t tile, int64_t steps, bool always, int64_t together, int64_t pass, int64_t passes) {
-    const int64_t ahead = kAheadBytes / w.tile_bytes() + 1, lines = w.tile_bytes() / kLine;
+    const int64_t bytes = w.tile_bytes(), ahead = kAheadBytes / bytes + 1, lines = bytes / kLine;
+    const bool stream = w.halves() && passes == 1;
+    const uint8_t* own = w.data + tile * bytes;
     tile += ahead < together ? together : ahead;
-    if ((!always && w.tile_bytes() == w.blocks() * w.block_bytes()) || tile >= w.tiles()) return;
+    if ((!always && bytes == w.blocks() * w.block_bytes()) || tile >= w.tiles()) return;
     const int64_t first = lines * pass / passes, last = lines * (pass + 1) / passes;
-    data_ = w.data + tile * w.tile_bytes() + first * kLine;
+    data_ = stream ? own + kAheadOfStream : w.data + tile * bytes + first * kLine;
     lines_ = (last - first + steps - 1) / steps;
+    step_ = stream ? bytes / steps : lines_ * kLine;
   }
   CARRYALL_INLINE Later() = default;  // asks for nothing
 
   CARRYALL_INLINE void fetch(int64_t step) const {
-    const uint8_t* line = data_ + step * lines_ * kLine;
+    const uint8_t* line = data_ + step * step_;
     for (int64_t i = 0; i < lines_; i++, line += kLine) __builtin_prefetch(line, 0, 2);
   }
 
  private:
   const uint8_t* data_ = nullptr;
-  int64_t lines_ = 0;
+  int64_t lines_ = 0, step_ = 0;  // of a step, the latter in bytes
 };
 
 // Memory that is asked for while some tiles are multiplied: the tiles after them.
