@@ -244,6 +244,7 @@ def export_package(
             passes=graph.passes,
             progress=progress,
             config=config,
+            changed=rope_scaling is not None,
             content=content or fingerprint(source),
             sight=seen,
             head=graph.head,

@@ -56,6 +56,7 @@ def write_package(
     passes: Sequence[str] = (),
     progress: Progress | None = None,
     config: RawConfig | None = None,
+    changed: bool = False,
     content: str | None = None,
     context_length: int | None = None,
     others: Sequence[str] = (),
@@ -65,10 +66,11 @@ def write_package(
     """Write ``model`` and the tokenizer and configuration files of ``source`` into the folder ``out``.
 
     ``source`` is a checkpoint folder or another package; ``config`` is the content of its config.json, if
-    already read; ``content`` is the fingerprint to record, by default that of ``source``; ``context_length``
-    is recorded if config.json states none; ``others`` are relative paths of further files to copy; ``sight``
-    writes the files with which a model sees or hears, and ``head`` is the graph of its draft head; those of a
-    package are copied. The other arguments are those of ``export_package``.
+    already read, or, ``changed``, what is written in its place; ``content`` is the fingerprint to record, by
+    default that of ``source``; ``context_length`` is recorded if config.json states none; ``others`` are
+    relative paths of further files to copy; ``sight`` writes the files with which a model sees or hears, and
+    ``head`` is the graph of its draft head; those of a package are copied. The other arguments are those of
+    ``export_package``.
 
     Raises:
         OutputExistsError: ``out`` is not empty.
@@ -95,7 +97,7 @@ def write_package(
                     shutil.copyfile(source / name, folder / name)
         if not (folder / CONFIG_FILE).is_file():  # onnxruntime-genai has other files
             _write_json(folder / GENERATION_FILE, read_generation_config(source))
-        if not (folder / CONFIG_FILE).is_file() or read_config(source) != config:
+        if changed or not (folder / CONFIG_FILE).is_file():
             _write_json(folder / CONFIG_FILE, config)
         tokens = _read_bos_eos(source, config)
         if context_length is not None and not states_length(config):

@@ -143,8 +143,8 @@ class Sight:
         video = self._encoder.processor.texts.get("video")
         if video in wanted and video not in found:
             raise ChatTemplateError(
-                "the chat template writes no place for a video: this model reads pictures, not videos; send "
-                "frames as pictures"
+                f"the chat template writes 0 places '{video}' for a video: the model reads pictures, not "
+                "videos, or the template is not its own; send frames as pictures, or take the model's template"
             )
         if found != wanted:
             names = " or ".join(sorted({f"'{picture.place}'" for picture in pictures}))

@@ -65,7 +65,7 @@ def test_a_video_is_said_to_be_none_of_its_inputs() -> None:
     video = {"type": "video", "video": [np.zeros((64, 64, 3), np.uint8)] * 4, "fps": 2.0}
     with (
         LLM("reader", provider="cpu") as llm,
-        pytest.raises(ChatTemplateError, match="this model reads pictures, not videos"),
+        pytest.raises(ChatTemplateError, match="the model reads pictures, not videos"),
     ):
         llm.chat([{"role": "user", "content": [video, {"type": "text", "text": "What is shown?"}]}])
 
