@@ -144,7 +144,7 @@ class Sight:
         if video in wanted and video not in found:
             raise ChatTemplateError(
                 f"the chat template writes 0 places '{video}' for a video: the model reads pictures, not "
-                "videos, or the template is not its own; send frames as pictures, or take the model's template"
+                "videos, or the template is not its own; send frames as pictures, or take the model's own"
             )
         if found != wanted:
             names = " or ".join(sorted({f"'{picture.place}'" for picture in pictures}))
