@@ -104,7 +104,7 @@ def write_gguf(
     for target, array in (extra or {}).items():
         writer.add_tensor(target, array)
     for key, value in (metadata or {}).items():
-        _set(writer, f"{name}.{key}", value)
+        set_value(writer, f"{name}.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -134,7 +134,7 @@ def rewrite(
             inner = entry.types[-1] if len(entry.types) > 1 else None
             writer.add_key_value(key, entry.contents(), entry.types[0], inner)
     for key, value in metadata.items():
-        _set(writer, f"{name}.{key}", value)
+        set_value(writer, f"{name}.{key}", value)
     for tensor in reader.tensors:
         data, kind = (tensor.data, tensor.tensor_type) if change is None else change(tensor)
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
@@ -198,7 +198,8 @@ def embedding(rows: int) -> Any:
     return {"model.embed_tokens.weight": np.zeros((rows, 4), np.float32)}
 
 
-def _set(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def set_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Set a key of the metadata; None removes it."""
     writer.kv_data[0].pop(key, None)
     match value:
         case None:
@@ -212,7 +213,7 @@ def _set(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         case str():
             writer.add_string(key, value)
         case _:
-            writer.add_array(key, value)
+            writer.add_array(key, list(value))
 
 
 def _hybrid_tensor(

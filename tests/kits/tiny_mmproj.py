@@ -17,6 +17,7 @@ import tiny_gemma_vls
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from safetensors.numpy import load_file, save_file
+from tiny_gguf import set_value
 from tiny_vlms import write_vlm
 
 from carryall.exporter.image_processor import CLIP_MEAN, CLIP_STD
@@ -128,7 +129,7 @@ def _write_tower(keys: Json, weights: Weights, path: Path, kind: str, changed: M
     """Write the tower; ``changed`` are other names of parts of stored names, empty for a tensor left out."""
     writer = gguf.GGUFWriter(path, "clip")
     for key, value in keys.items():
-        _set(writer, f"clip.{key}", value)
+        set_value(writer, f"clip.{key}", value)
     names, held = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8), Weights()
     for name, weight in weights.items():
         parts = []
@@ -234,22 +235,6 @@ def _write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
     ):
         add(numbers[settings[f"{key}_token"]])
     writer.add_chat_template(settings["chat_template"])
-
-
-def _set(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    match value:
-        case None:
-            return
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case str():
-            writer.add_string(key, value)
-        case _:
-            writer.add_array(key, list(value))
 
 
 def _add(
